@@ -1,0 +1,1 @@
+"""Who folds which bytes and who sends what to whom: pure functions."""

@@ -1,0 +1,81 @@
+"""Choosing the mode of an op and cutting it into spans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from frogzmq.descriptor import Descriptor
+from frogzmq.plan.plan import FOLDING, Host, Part, Plan, Span
+from frogzmq.types import Mode, OpKind, Order
+
+ALIGN = 64
+"""Spans begin at multiples of this many bytes: whole elements of every dtype, whole cache lines."""
+
+
+def resolve_mode(descriptor: Descriptor, hosts: int, mode: Mode, small_bytes: int) -> Mode:
+    """Turn ``auto`` into a mode: one exchange where latency rules or two machines meet, else owners.
+
+    With two machines both modes move the tensor once each way, and ``faithful`` saves a round.
+    """
+    if mode != Mode.AUTO:
+        return mode
+    if hosts <= 2 or descriptor.nbytes <= small_bytes or descriptor.kind == OpKind.ALL_GATHER:
+        return Mode.FAITHFUL
+    return Mode.SHARD
+
+
+def cut(nbytes: int, owners: Sequence[int], shares: Sequence[float], chunk_bytes: int) -> tuple[Span, ...]:
+    """Cut ``nbytes`` into spans of at most ``chunk_bytes``; owner i gets about ``shares[i]`` of them.
+
+    Shares need not sum to one. There is always at least one span, perhaps of no bytes.
+    """
+    total = sum(shares) or 1.0
+    spans: list[Span] = []
+    start, before = 0, 0.0
+    for owner, share in zip(owners, shares, strict=True):
+        before += share
+        last = owner == owners[-1]
+        end = nbytes if last else min(nbytes, round(nbytes * before / total / ALIGN) * ALIGN)
+        while start < end:
+            stop = min(end, start + chunk_bytes)
+            spans.append(Span(len(spans), start, stop, owner))
+            start = stop
+    return tuple(spans) or (Span(0, 0, 0, owners[0]),)
+
+
+def make_parts(descriptor: Descriptor, hosts: Sequence[Host], order: Order) -> tuple[Part, ...]:
+    """The units of contribution, in the order in which they are folded (or stand in the result)."""
+    where = {rank: index for index, host in enumerate(hosts) for rank in host.ranks}
+    if descriptor.kind == OpKind.BROADCAST:
+        return (Part(0, where[descriptor.root], (descriptor.root,)),)
+    joined = descriptor.kind in FOLDING or descriptor.kind == OpKind.BARRIER
+    if joined and order == Order.MACHINE and len(hosts) > 1:
+        return tuple(Part(i, i, host.ranks) for i, host in enumerate(hosts))
+    # One machine: one level of folding in rank order, which is what ``machine`` means there too.
+    return tuple(Part(rank, where[rank], (rank,)) for rank in sorted(where))
+
+
+def make_plan(
+    descriptor: Descriptor,
+    hosts: tuple[Host, ...],
+    mode: Mode,
+    order: Order,
+    *,
+    chunk_bytes: int,
+    small_bytes: int,
+    shares: Sequence[float] | None = None,
+) -> Plan:
+    """Plan one op. ``shares``: weight of each host as an owner (default: equal)."""
+    mode = resolve_mode(descriptor, len(hosts), mode, small_bytes)
+    parts = make_parts(descriptor, hosts, order)
+    weights = list(shares) if shares is not None else [1.0] * len(hosts)
+    owners = list(range(len(hosts)))
+    if mode == Mode.SHARD and descriptor.kind == OpKind.BROADCAST and len(hosts) > 1:
+        weights[parts[0].host] = 0.0  # the source sends each byte once; the others pass it on
+    if mode == Mode.FAITHFUL:
+        owner = next((i for i, h in enumerate(hosts) if descriptor.root in h.ranks), 0)
+        owners, weights = [owner], [1.0]
+    if descriptor.kind == OpKind.BARRIER:
+        owners, weights = [0], [1.0]
+    spans = cut(descriptor.nbytes, owners, weights, chunk_bytes)
+    return Plan(descriptor, hosts, mode, order, parts, spans)

@@ -1,0 +1,65 @@
+"""Small values that every layer shares. No I/O, no third-party imports."""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+from typing import NewType
+
+PeerId = NewType("PeerId", str)
+"""Stable name of a machine's peer: 16 hex characters derived from its public key."""
+
+GroupId = NewType("GroupId", bytes)
+"""16 bytes naming one process group of one job (session nonce and group name, hashed)."""
+
+Digest = NewType("Digest", bytes)
+"""A 32-byte BLAKE3 digest."""
+
+ConnId = NewType("ConnId", int)
+"""A rank's connection to its own machine's peer; meaningful inside that peer only."""
+
+
+class OpKind(IntEnum):
+    """What a collective does. Append only: the numbers are on the wire."""
+
+    ALL_REDUCE = 1
+    REDUCE = 2
+    BROADCAST = 3
+    ALL_GATHER = 4
+    BARRIER = 5
+
+
+class ReduceOp(IntEnum):
+    """How contributions are combined. Append only: the numbers are on the wire."""
+
+    NONE = 0
+    SUM = 1
+    AVG = 2
+    PRODUCT = 3
+    MIN = 4
+    MAX = 5
+    BAND = 6
+    BOR = 7
+    BXOR = 8
+
+
+class Role(IntEnum):
+    """What a chunk is a piece of: a contribution (``PART``) or the folded result."""
+
+    PART = 0
+    RESULT = 1
+
+
+class Mode(StrEnum):
+    """Who folds. All three give the same bits."""
+
+    AUTO = "auto"
+    SHARD = "shard"
+    FAITHFUL = "faithful"
+
+
+class Order(StrEnum):
+    """The association in which contributions are folded; a property of the job, never of the route."""
+
+    MACHINE = "machine"
+    RANK = "rank"
+    GLOO = "gloo"

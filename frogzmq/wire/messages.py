@@ -1,0 +1,262 @@
+"""The catalogue of what peers say to each other, and of what a rank tells its peer when it joins.
+
+Control messages are pydantic models, validated where bytes come in. Chunks have a fixed binary header
+(``ChunkHeader``), because they are the hot path. Kind numbers are append only.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, NamedTuple, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from frogzmq.types import Digest, GroupId, Mode, Order, Role
+
+PROTOCOL = 1
+"""Version of everything in this package; both sides of a connection must speak the same."""
+
+Name = Annotated[str, Field(max_length=256)]
+Text = Annotated[str, Field(max_length=4096)]
+HexId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+"""A peer id."""
+HexGroup = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+"""A group id."""
+HexDigest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+U32 = Annotated[int, Field(ge=0, lt=1 << 32)]
+U63 = Annotated[int, Field(ge=0, lt=1 << 63)]
+Rank = Annotated[int, Field(ge=0, lt=1 << 16)]
+Endpoint = Annotated[str, Field(max_length=128)]
+Endpoints = Annotated[list[Endpoint], Field(max_length=32)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Control(_Model):
+    """Base of all control messages; ``KIND`` is the byte on the wire."""
+
+    KIND: ClassVar[int]
+
+
+class Identity(_Model):
+    """Who a peer is and how it is reached."""
+
+    peer: HexId
+    instance: Name
+    """Fresh for each start of the process, so that a restart is told from a duplicate."""
+    name: Name
+    """For people: the machine's host name, or what its configuration says."""
+    endpoints: Endpoints
+    """``tcp://ip:port`` where other machines may dial it, best first; never a loopback address."""
+    local_endpoint: Endpoint = ""
+    """``tcp://127.0.0.1:port`` for peers in the same network namespace."""
+    pub_endpoints: Endpoints = []
+    """The announcement socket, in the order of ``endpoints``; the last one is the local one."""
+    key: Name = ""
+    """CURVE public key (Z85); empty: plain."""
+    netns: Name = ""
+    """Boot id and network namespace: equal on two peers that share a loopback interface."""
+    python: Name = ""
+    version: Name = ""
+
+
+class Hello(Control):
+    """First message on a link: who calls."""
+
+    KIND = 1
+    who: Identity
+
+
+class Welcome(Control):
+    """Answer to Hello on the same connection: who was reached."""
+
+    KIND = 2
+    who: Identity
+
+
+class Refuse(Control):
+    """Answer to Hello: why not. ``code`` names an error class of ``frogzmq.errors``."""
+
+    KIND = 3
+    code: Name
+    text: Text
+
+
+class Ping(Control):
+    """Are you there? ``sent`` is the sender's own clock and only the sender reads it back."""
+
+    KIND = 4
+    nonce: U63
+    sent: float
+
+
+class Pong(Control):
+    """Answer to Ping on the same connection."""
+
+    KIND = 5
+    nonce: U63
+    sent: float
+
+
+class Bye(Control):
+    """This peer stops."""
+
+    KIND = 6
+    reason: Text
+
+
+class GroupReady(Control):
+    """All ranks that this peer hosts have joined ``gid``. ``settled``: it has heard so from everyone."""
+
+    KIND = 7
+    gid: HexGroup
+    ranks: Annotated[list[Rank], Field(max_length=4096)]
+    members: HexDigest
+    """Digest of the member table as this peer's ranks gave it."""
+    options: Text
+    """The group's options as text; must be equal on all."""
+    settled: bool
+
+
+class GroupFailed(Control):
+    """The group cannot go on from op ``seq``; ``code`` names an error class."""
+
+    KIND = 8
+    gid: HexGroup
+    seq: U63
+    code: Name
+    text: Text
+
+
+class RankGone(Control):
+    """A rank hosted by the sender takes no further part; ops up to ``last_seq`` have its contribution."""
+
+    KIND = 9
+    gid: HexGroup
+    rank: Rank
+    last_seq: Annotated[int, Field(ge=-1, lt=1 << 63)]
+    clean: bool
+    reason: Text
+
+
+class OpDescriptor(Control):
+    """What ``rank`` called as op ``seq``: sent when another machine's chunk disagrees."""
+
+    KIND = 10
+    gid: HexGroup
+    seq: U63
+    rank: Rank
+    descriptor: Annotated[str, Field(max_length=1024)]
+
+
+class Manifest(Control):
+    """The chunk digests of a contribution, from the machine that made it."""
+
+    KIND = 11
+    gid: HexGroup
+    seq: U63
+    part: Rank
+    root: HexDigest
+    observed: Annotated[list[tuple[Rank, float]], Field(max_length=4096)]
+    """Ranks in it, with seconds between the op's first call on that machine and each rank's."""
+
+
+class Want(Control):
+    """Please (re)send these chunks: (role, part, index)."""
+
+    KIND = 12
+    gid: HexGroup
+    seq: U63
+    items: Annotated[list[tuple[int, Rank, U32]], Field(max_length=256)]
+
+
+class Have(Control):
+    """Announcement: parts of which the sender holds every chunk its plan gave it, and how far it is."""
+
+    KIND = 13
+    peer: HexId
+    gid: HexGroup
+    seq: U63
+    parts: Annotated[list[Rank], Field(max_length=4096)]
+
+
+class OpDone(Control):
+    """All ops below ``upto`` are complete on the sender's machine."""
+
+    KIND = 14
+    gid: HexGroup
+    upto: U63
+
+
+class Credit(Control):
+    """The sender has taken ``cost`` more units of chunks off the link (see ``proto.transfer``)."""
+
+    KIND = 15
+    cost: U63
+
+
+class Links(Control):
+    """Announcement: what the sender measured towards others: peer, RTT in s, bytes/s sent and received."""
+
+    KIND = 16
+    peer: HexId
+    rows: Annotated[list[tuple[HexId, float, float, float]], Field(max_length=1024)]
+
+
+class ChunkHeader(NamedTuple):
+    """What a chunk is, with the digest its bytes must match. Fixed binary form: see ``wire.frames``."""
+
+    gid: GroupId
+    seq: int
+    role: Role
+    part: int
+    """Contribution index for ``Role.PART``; 0 for results."""
+    index: int
+    """Span index for ``Role.PART``, piece index for ``Role.RESULT``."""
+    size: int
+    digest: Digest
+    descriptor: bytes
+    """First 8 bytes of the descriptor's digest: ops that differ are noticed at the first chunk."""
+    done: int
+    """Every op of the group below this number is complete on the sender's machine."""
+
+
+Message: TypeAlias = (
+    Hello | Welcome | Refuse | Ping | Pong | Bye | GroupReady | GroupFailed | RankGone | OpDescriptor
+    | Manifest | Want | Have | OpDone | Credit | Links
+)  # fmt: skip
+CONTROL: tuple[type[Control], ...] = (
+    Hello, Welcome, Refuse, Ping, Pong, Bye, GroupReady, GroupFailed, RankGone, OpDescriptor,
+    Manifest, Want, Have, OpDone, Credit, Links,
+)  # fmt: skip
+CHUNK_KIND = 32
+
+
+class Member(_Model):
+    """One rank of a group: where it lives and how its machine's peer is reached."""
+
+    rank: Rank
+    pid: int
+    host: Name
+    who: Identity
+
+
+class GroupOptions(_Model):
+    """What all ranks of a group must agree on."""
+
+    mode: Mode = Field(default=Mode.AUTO, strict=False)
+    order: Order = Field(default=Order.MACHINE, strict=False)
+
+
+class JoinGroup(_Model):
+    """A rank's request to its own peer: take part in a group."""
+
+    gid: HexGroup
+    job: Name
+    name: Name
+    rank: Rank
+    size: Annotated[int, Field(ge=1, lt=1 << 16)]
+    timeout_s: float
+    options: GroupOptions
+    members: Annotated[list[Member], Field(max_length=4096)]
