@@ -11,12 +11,13 @@ from typing import Annotated, ClassVar, NamedTuple, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field
 
 from frogzmq.types import Digest, GroupId, Mode, Order, Role
+from frogzmq.wire import limits
 
 PROTOCOL = 1
 """Version of everything in this package; both sides of a connection must speak the same."""
 
-Name = Annotated[str, Field(max_length=256)]
-Text = Annotated[str, Field(max_length=4096)]
+Name = Annotated[str, Field(max_length=limits.NAME_CHARS)]
+Text = Annotated[str, Field(max_length=limits.TEXT_CHARS)]
 HexId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 """A peer id."""
 HexGroup = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
@@ -24,13 +25,14 @@ HexGroup = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 HexDigest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 U32 = Annotated[int, Field(ge=0, lt=1 << 32)]
 U63 = Annotated[int, Field(ge=0, lt=1 << 63)]
-Rank = Annotated[int, Field(ge=0, lt=1 << 16)]
-Endpoint = Annotated[str, Field(max_length=128)]
-Endpoints = Annotated[list[Endpoint], Field(max_length=32)]
+Rank = Annotated[int, Field(ge=0, lt=limits.RANKS)]
+RoleNumber = Annotated[int, Field(ge=0, le=max(Role))]
+Endpoint = Annotated[str, Field(max_length=limits.ENDPOINT_CHARS)]
+Endpoints = Annotated[list[Endpoint], Field(max_length=limits.ENDPOINTS)]
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Control(_Model):
@@ -111,7 +113,7 @@ class GroupReady(Control):
 
     KIND = 7
     gid: HexGroup
-    ranks: Annotated[list[Rank], Field(max_length=4096)]
+    ranks: Annotated[list[Rank], Field(max_length=limits.MEMBERS)]
     members: HexDigest
     """Digest of the member table as this peer's ranks gave it."""
     options: Text
@@ -147,7 +149,7 @@ class OpDescriptor(Control):
     gid: HexGroup
     seq: U63
     rank: Rank
-    descriptor: Annotated[str, Field(max_length=1024)]
+    descriptor: Annotated[str, Field(max_length=limits.DESCRIPTOR_BYTES)]
 
 
 class Manifest(Control):
@@ -158,7 +160,7 @@ class Manifest(Control):
     seq: U63
     part: Rank
     root: HexDigest
-    observed: Annotated[list[tuple[Rank, float]], Field(max_length=4096)]
+    observed: Annotated[list[tuple[Rank, float]], Field(max_length=limits.MEMBERS)]
     """Ranks in it, with seconds between the op's first call on that machine and each rank's."""
 
 
@@ -168,7 +170,7 @@ class Want(Control):
     KIND = 12
     gid: HexGroup
     seq: U63
-    items: Annotated[list[tuple[int, Rank, U32]], Field(max_length=256)]
+    items: Annotated[list[tuple[RoleNumber, Rank, U32]], Field(max_length=limits.WANT_ITEMS)]
 
 
 class Have(Control):
@@ -178,7 +180,7 @@ class Have(Control):
     peer: HexId
     gid: HexGroup
     seq: U63
-    parts: Annotated[list[Rank], Field(max_length=4096)]
+    parts: Annotated[list[Rank], Field(max_length=limits.MEMBERS)]
 
 
 class OpDone(Control):
@@ -201,7 +203,7 @@ class Links(Control):
 
     KIND = 16
     peer: HexId
-    rows: Annotated[list[tuple[HexId, float, float, float]], Field(max_length=1024)]
+    rows: Annotated[list[tuple[HexId, float, float, float]], Field(max_length=limits.LINK_ROWS)]
 
 
 class ChunkHeader(NamedTuple):
@@ -212,7 +214,7 @@ class ChunkHeader(NamedTuple):
     role: Role
     part: int
     """Contribution index for ``Role.PART``; 0 for results."""
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
     """Span index for ``Role.PART``, piece index for ``Role.RESULT``."""
     size: int
     digest: Digest
@@ -237,7 +239,7 @@ class Member(_Model):
     """One rank of a group: where it lives and how its machine's peer is reached."""
 
     rank: Rank
-    pid: int
+    pid: U32
     host: Name
     who: Identity
 
@@ -256,7 +258,7 @@ class JoinGroup(_Model):
     job: Name
     name: Name
     rank: Rank
-    size: Annotated[int, Field(ge=1, lt=1 << 16)]
+    size: Annotated[int, Field(ge=1, lt=limits.RANKS)]
     timeout_s: float
     options: GroupOptions
-    members: Annotated[list[Member], Field(max_length=4096)]
+    members: Annotated[list[Member], Field(max_length=limits.MEMBERS)]
