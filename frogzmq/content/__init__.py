@@ -1,0 +1,1 @@
+"""Names for bytes: chunk digests, manifests and roots, receipts. Pure functions, no I/O."""

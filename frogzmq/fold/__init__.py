@@ -1,0 +1,1 @@
+"""Reducing contributions in a fixed order: kernels over byte arrays, and which cells exist."""
