@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import getpass
+import ipaddress
 import os
 import re
 import stat
@@ -49,7 +50,7 @@ _UNITS |= {f"{p}B": 1000 ** (i + 1) for i, p in enumerate("KMGT")}
 _UNITS |= {f"{p}iB": 1024 ** (i + 1) for i, p in enumerate("KMGT")}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 _SEED = re.compile(r"tcp://(?:\[[0-9A-Fa-f:.%\w]+\]|[A-Za-z0-9_.-]+):([0-9]{1,5})")
-_HOST = re.compile(r"(?:\[?[0-9A-Fa-f:.]+(?:%\w+)?\]?|[A-Za-z0-9_.-]+|\*)")
+_HOST = re.compile(r"[A-Za-z0-9_.-]+|\*")
 
 
 def _as_bytes(value: object) -> object:
@@ -66,7 +67,11 @@ def _as_bytes(value: object) -> object:
 def _as_host(value: object) -> object:
     """Refuse what cannot be an address to bind or advertise; pydantic says the rest."""
     if isinstance(value, str) and not _HOST.fullmatch(value):
-        raise ValueError("an IP address or host name without a port, such as '0.0.0.0' or '192.168.1.7'")
+        try:
+            ipaddress.IPv6Address(value.strip("[]"))
+        except ValueError:
+            text = "an IP address or host name without a port, such as '0.0.0.0' or '192.168.1.7'"
+            raise ValueError(text) from None
     return value
 
 
@@ -197,7 +202,7 @@ def locate_runtime_dir(
 def unknown_variables(env: Mapping[str, str] | None = None) -> list[str]:
     """One text per FROGZMQ_* variable that nothing reads, with the nearest known name."""
     return [
-        f"unknown variable {name}{_nearest(name, VARIABLES)}; known: {', '.join(VARIABLES)}"
+        f"unknown variable {name}{_nearest_variable(name)}; known: {', '.join(VARIABLES)}"
         for name in sorted(environment(env))
         if name.startswith("FROGZMQ_") and name not in VARIABLES
     ]
@@ -232,9 +237,10 @@ def _check_private(path: Path, info: os.stat_result, where: str) -> None:
             "set FROGZMQ_RUNTIME_DIR to a folder of your own"
         )
     if info.st_mode & 0o077:
+        shared = info.st_mode & stat.S_ISVTX  # a temporary folder of everybody's
         raise ConfigError(
             f"{where}: {path} can be entered by others (mode {stat.S_IMODE(info.st_mode):04o}); "
-            f"run: chmod 700 {path}"
+            + (f"use one inside it: {path}/frogzmq" if shared else f"run: chmod 700 {path}")
         )
 
 
@@ -254,9 +260,15 @@ def _choice(where: str, value: str, allowed: Iterable[str]) -> str:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name.lower(), {k.lower(): k for k in known}, n=1, cutoff=0.5)
-    by_lower = {k.lower(): k for k in known}
-    return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""
+    close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _nearest_variable(name: str) -> str:
+    """Compare without the prefix, which every name has and which would make any two look alike."""
+    known = [variable.removeprefix("FROGZMQ_") for variable in VARIABLES]
+    close = difflib.get_close_matches(name.removeprefix("FROGZMQ_"), known, n=1, cutoff=0.5)
+    return f" (did you mean FROGZMQ_{close[0]}?)" if close else ""
 
 
 def _explain(where: str, detail: ErrorDetails) -> str:
