@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias, cast
 from pydantic import BaseModel, ValidationError
 
 from frogzmq.errors import VersionMismatch, WireError
-from frogzmq.types import Digest, GroupId, Role
+from frogzmq.types import Role
 from frogzmq.wire import limits
 from frogzmq.wire.messages import CHUNK_KIND, CONTROL, PROTOCOL, ChunkHeader, Message
 
@@ -36,6 +36,7 @@ _HEADS: dict[int, bytes] = {cls.KIND: MAGIC + bytes((PROTOCOL, cls.KIND)) for cl
 _MODELS: dict[int, type[BaseModel]] = {cls.KIND: cls for cls in CONTROL}
 _ROLES = (Role.PART, Role.RESULT)
 _SEQ_END = 1 << 63
+_new = tuple.__new__  # the named tuples' own constructor costs as much as the rest of the decoder
 
 
 class ChunkFrame(NamedTuple):
@@ -105,12 +106,8 @@ def _decode_chunk(frames: Sequence[Buffer]) -> ChunkFrame:
         raise WireError(f"chunk with role {role} and reserved byte {reserved}: role is 0 or 1, reserved 0")
     if seq >= _SEQ_END or done >= _SEQ_END:
         raise WireError(f"chunk with op number {max(seq, done)}, which is beyond 63 bits")
-    return ChunkFrame(
-        ChunkHeader(
-            GroupId(gid), seq, _ROLES[role], part, index, size, Digest(digest), descriptor, done
-        ),
-        payload,
-    )  # fmt: skip
+    fields = (gid, seq, _ROLES[role], part, index, size, digest, descriptor, done)
+    return _new(ChunkFrame, (_new(ChunkHeader, fields), payload))
 
 
 def parse_json(model: type[BaseModel], body: bytes) -> BaseModel:

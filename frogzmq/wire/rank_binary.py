@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from frogzmq.errors import WireError
-from frogzmq.wire import limits
+from frogzmq.wire.limits import DESCRIPTOR_BYTES, INLINE_BYTES, TENSOR_BYTES
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -25,7 +25,10 @@ FINAL = 4
 
 LEASE, POST, READY, CONSUMED, EXPLAIN, UNLEASE = 3, 4, 5, 6, 8, 12
 LEASED, RESULT, FREED = 66, 67, 69
-_SEQ_END = 1 << 63
+_SEQ_END = _OFF_END = 1 << 63
+_RANGES = (
+    f"op numbers are 1 to 2**63 - 1, sizes at most {TENSOR_BYTES}, offsets below 2**63, ready within size"
+)
 
 
 class Lease(NamedTuple):
@@ -113,6 +116,7 @@ class Freed(NamedTuple):
     seq: int
 
 
+Pair = TypeVar("Pair", Consumed, Explain, Freed)
 Binary: TypeAlias = Lease | Post | Ready | Consumed | Explain | Unlease | Leased | Result | Freed
 
 BINARY: tuple[tuple[int, type[Binary], str], ...] = (
@@ -184,116 +188,103 @@ def encode_freed(handle: int, seq: int) -> bytes:
 
 
 # -------------------------------------------------------------------- decode
-def _whole(datagram: Buffer, layout: struct.Struct, what: str) -> None:
-    if len(datagram) != layout.size:
-        raise WireError(f"{what} of {len(datagram)} bytes, expected {layout.size}")
-
-
-def _seq_error(what: str, seq: int) -> WireError:
-    return WireError(f"{what} with op number {seq}: op numbers start at 1 and stay below 2**63")
-
-
-def _extent(what: str, off: int, size: int) -> None:
-    if not off < _SEQ_END or not size <= limits.TENSOR_BYTES:
-        raise WireError(f"{what} names {size} bytes at {off}; the limit is {limits.TENSOR_BYTES} bytes")
-
-
-def _decode_lease(datagram: Buffer) -> Lease:
-    _whole(datagram, _lease, "Lease")
-    _, req, size = _lease.unpack(datagram)
-    _extent("Lease", 0, size)
-    return Lease(req, size)
+# Written flat, and with ``tuple.__new__`` instead of the named tuples' own constructor, because each call
+# costs as much as the rest of the decoder. The ``x`` in place of the kind byte leaves just the fields.
+_BODIES = {kind: struct.Struct("<x" + codes) for kind, _, codes in BINARY}
+_lease_body, _post_body, _ready_body = _BODIES[LEASE].unpack, _BODIES[POST].unpack_from, _BODIES[READY].unpack
+_unlease_body, _leased_body = _BODIES[UNLEASE].unpack, _BODIES[LEASED].unpack
+_result_body = _BODIES[RESULT].unpack_from
+_new = tuple.__new__
 
 
 def _decode_post(datagram: Buffer) -> Post:
-    _, handle, seq, flags, seg, off, nbytes, ready, length = _post.unpack_from(datagram)
-    if not 0 < seq < _SEQ_END:
-        raise _seq_error("Post", seq)
+    handle, seq, flags, seg, off, nbytes, ready, length = _post_body(datagram)
     end = POST_BYTES + length
     rest = len(datagram) - end
-    if length > limits.DESCRIPTOR_BYTES or rest < 0:
+    if length > DESCRIPTOR_BYTES or rest < 0:
         raise WireError(f"Post with a descriptor of {length} bytes in a datagram of {len(datagram)}")
+    if not 0 < seq < _SEQ_END or not ready <= nbytes <= TENSOR_BYTES or off >= _OFF_END:
+        raise WireError(f"Post of op {seq} with {ready} of {nbytes} bytes ready at {off}: {_RANGES}")
     descriptor = bytes(datagram[POST_BYTES:end])
-    _extent("Post", off, nbytes)
-    if ready > nbytes:
-        raise WireError(f"Post says {ready} of {nbytes} bytes are ready")
     if flags == INLINE:
-        if not rest == nbytes == ready <= limits.INLINE_BYTES:
+        if not rest == nbytes == ready <= INLINE_BYTES:
             raise WireError(
-                f"inline Post says {ready} of {nbytes} bytes and has {rest}; limit {limits.INLINE_BYTES}"
+                f"inline Post says {ready} of {nbytes} bytes and has {rest}; limit {INLINE_BYTES}"
             )
-        return Post(handle, seq, flags, seg, off, nbytes, ready, descriptor, memoryview(datagram)[end:])
+        payload = memoryview(datagram)[end:]
+        return _new(Post, (handle, seq, flags, seg, off, nbytes, ready, descriptor, payload))
     if rest or flags not in (0, NODATA):
         raise WireError(f"Post with flags {flags} and {rest} bytes behind its descriptor")
-    return Post(handle, seq, flags, seg, off, nbytes, ready, descriptor)
+    return _new(Post, (handle, seq, flags, seg, off, nbytes, ready, descriptor, b""))
 
 
 def _decode_ready(datagram: Buffer) -> Ready:
-    _whole(datagram, _ready, "Ready")
-    _, handle, seq, ready = _ready.unpack(datagram)
-    if not 0 < seq < _SEQ_END:
-        raise _seq_error("Ready", seq)
-    _extent("Ready", 0, ready)
-    return Ready(handle, seq, ready)
+    fields = _ready_body(datagram)
+    if not 0 < fields[1] < _SEQ_END or fields[2] > TENSOR_BYTES:
+        raise WireError(f"Ready of op {fields[1]} with {fields[2]} bytes: {_RANGES}")
+    return _new(Ready, fields)
 
 
-def _decode_pair(
-    what: str, layout: struct.Struct, make: Callable[[int, int], Binary]
-) -> Callable[[Buffer], Binary]:
+def _decode_result(datagram: Buffer) -> Result:
+    fields = _result_body(datagram)
+    _, seq, flags, _, off, ready, total = fields
+    rest = len(datagram) - RESULT_BYTES
+    if not 0 < seq < _SEQ_END or not ready <= total <= TENSOR_BYTES or off >= _OFF_END:
+        raise WireError(f"Result of op {seq} with {ready} of {total} bytes ready at {off}: {_RANGES}")
+    if flags == INLINE | FINAL:
+        if not rest == total == ready <= INLINE_BYTES:
+            raise WireError(
+                f"inline Result says {ready} of {total} bytes and has {rest}; limit {INLINE_BYTES}"
+            )
+        return _new(Result, (*fields, memoryview(datagram)[RESULT_BYTES:]))
+    if rest or flags not in (0, FINAL, NODATA | FINAL) or (flags == FINAL and ready != total):
+        raise WireError(f"Result with flags {flags}, {ready} of {total} bytes ready, {rest} bytes behind it")
+    return _new(Result, (*fields, b""))
+
+
+def _pair_decoder(kind: int, cls: type[Pair]) -> Callable[[Buffer], Pair]:
     """Build the decoder of a kind that is (handle, seq) and nothing else."""
+    unpack = _BODIES[kind].unpack
 
-    def decode_it(datagram: Buffer) -> Binary:
-        _whole(datagram, layout, what)
-        _, handle, seq = layout.unpack(datagram)
-        if not 0 < seq < _SEQ_END:
-            raise _seq_error(what, seq)
-        return make(handle, seq)
+    def decode_pair(datagram: Buffer) -> Pair:
+        fields = unpack(datagram)
+        if not 0 < fields[1] < _SEQ_END:
+            raise WireError(f"{cls.__name__} of op {fields[1]}: {_RANGES}")
+        return _new(cls, fields)
 
-    return decode_it
+    return decode_pair
+
+
+def _decode_lease(datagram: Buffer) -> Lease:
+    req, size = _lease_body(datagram)
+    if size > TENSOR_BYTES:
+        raise WireError(f"Lease of {size} bytes: {_RANGES}")
+    return Lease(req, size)
 
 
 def _decode_unlease(datagram: Buffer) -> Unlease:
-    _whole(datagram, _unlease, "Unlease")
-    _, seg, off = _unlease.unpack(datagram)
-    _extent("Unlease", off, 0)
+    seg, off = _unlease_body(datagram)
+    if off >= _OFF_END:
+        raise WireError(f"Unlease at {off}: {_RANGES}")
     return Unlease(seg, off)
 
 
 def _decode_leased(datagram: Buffer) -> Leased:
-    _whole(datagram, _leased, "Leased")
-    _, req, seg, off, size = _leased.unpack(datagram)
-    _extent("Leased", off, size)
+    req, seg, off, size = _leased_body(datagram)
+    if size > TENSOR_BYTES or off >= _OFF_END:
+        raise WireError(f"Leased of {size} bytes at {off}: {_RANGES}")
     return Leased(req, seg, off, size)
-
-
-def _decode_result(datagram: Buffer) -> Result:
-    _, handle, seq, flags, seg, off, ready, total = _result.unpack_from(datagram)
-    rest = len(datagram) - RESULT_BYTES
-    if not 0 < seq < _SEQ_END:
-        raise _seq_error("Result", seq)
-    _extent("Result", off, total)
-    if ready > total:
-        raise WireError(f"Result says {ready} of {total} bytes are ready")
-    if flags == INLINE | FINAL:
-        if not rest == total == ready <= limits.INLINE_BYTES:
-            raise WireError(
-                f"inline Result says {ready} of {total} bytes and has {rest}; limit {limits.INLINE_BYTES}"
-            )
-        return Result(handle, seq, flags, seg, off, ready, total, memoryview(datagram)[RESULT_BYTES:])
-    if rest or flags not in (0, FINAL, NODATA | FINAL) or (flags == FINAL and ready != total):
-        raise WireError(f"Result with flags {flags}, {ready} of {total} bytes ready, {rest} bytes behind it")
-    return Result(handle, seq, flags, seg, off, ready, total)
 
 
 DECODERS: dict[int, Callable[[Buffer], Binary]] = {
     LEASE: _decode_lease,
     POST: _decode_post,
     READY: _decode_ready,
-    CONSUMED: _decode_pair("Consumed", _consumed, Consumed),
-    EXPLAIN: _decode_pair("Explain", _explain, Explain),
+    CONSUMED: _pair_decoder(CONSUMED, Consumed),
+    EXPLAIN: _pair_decoder(EXPLAIN, Explain),
     UNLEASE: _decode_unlease,
     LEASED: _decode_leased,
     RESULT: _decode_result,
-    FREED: _decode_pair("Freed", _freed, Freed),
+    FREED: _pair_decoder(FREED, Freed),
 }
 """Decoder of each binary kind."""

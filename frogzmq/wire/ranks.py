@@ -110,7 +110,8 @@ def decode(datagram: Buffer) -> Datagram:
         try:
             return binary(datagram)
         except struct.error:
-            raise WireError(f"datagram of kind {kind} has {len(datagram)} bytes, which is too few") from None
+            size = STRUCTS[kind].size
+            raise WireError(f"datagram of kind {kind} has {len(datagram)} bytes, its struct {size}") from None
     body, more = _piece(datagram)
     if more:
         raise WireError(f"datagram of kind {kind} is a piece of a longer message")
