@@ -1,0 +1,470 @@
+"""``PeerCore``: everything a peer decides. The only machine that drivers know.
+
+It joins the peer table, the transfer windows, the forming of groups and their ops, routes events to them,
+and hands out their effects. See ``frogzmq.machine`` for the vocabulary.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from frogzmq.machine import (
+    ChunkReceived,
+    ChunkRejected,
+    CloseOp,
+    Effect,
+    Event,
+    Fail,
+    Folded,
+    LinkDown,
+    LinkReceived,
+    LinkUp,
+    PartMade,
+    PeerDown,
+    PeerUp,
+    RankConsumed,
+    RankJoined,
+    RankLeft,
+    RankPosted,
+    RankReady,
+    Received,
+    Send,
+    SendChunk,
+    Stats,
+    Tick,
+)
+from frogzmq.proto.group import Group
+from frogzmq.proto.joining import Joining
+from frogzmq.proto.peers import PeerTable
+from frogzmq.proto.report import explain, group_snapshot
+from frogzmq.proto.settings import CoreSettings
+from frogzmq.proto.transfer import Transfer
+from frogzmq.types import GroupId, PeerId
+from frogzmq.wire.messages import (
+    ChunkHeader,
+    Control,
+    Credit,
+    GroupFailed,
+    GroupReady,
+    Have,
+    Identity,
+    JoinGroup,
+    Links,
+    Manifest,
+    OpDescriptor,
+    OpDone,
+    RankGone,
+    Want,
+)
+
+MAX_EARLY_GROUPS = 1024
+EARLY_GROUP_S = 300.0
+"""How long a machine's word that its ranks have joined is kept for ranks of ours that have not yet."""
+FINISHED_GROUP_S = 30.0
+"""How long a group without local ranks stays for other machines that may still ask for its bytes."""
+
+
+class PeerCore:
+    """The core of one peer. ``me``: how this peer is known and reached."""
+
+    def __init__(self, me: Identity, settings: CoreSettings, rng: random.Random) -> None:
+        self.me = me
+        self.id = PeerId(me.peer)
+        self.settings = settings
+        self.stats = Stats()
+        self.peers = PeerTable(me, settings, rng)
+        self.transfer = Transfer(settings.credit_bytes)
+        self.groups: dict[GroupId, Group] = {}
+        self.joining: dict[GroupId, Joining] = {}
+        self._early: dict[str, tuple[float, dict[PeerId, GroupReady]]] = {}
+        self._finished: dict[GroupId, float] = {}
+        self._heard: dict[PeerId, float] = {}
+        self._timers = float("inf")
+        self._ops: dict[type, Callable[[Any, float, list[Effect]], None]] = {
+            RankPosted: self._rank_posted,
+            RankReady: self._rank_ready,
+            RankConsumed: self._rank_consumed,
+            PartMade: self._part_made,
+            Folded: self._folded,
+            ChunkReceived: self._chunk,
+            ChunkRejected: self._chunk_rejected,
+            RankJoined: self._rank_joined,
+            RankLeft: self._rank_left,
+        }
+        self._messages: dict[type[Control], Callable[[PeerId, Any, float, list[Effect]], None]] = {
+            Credit: self._on_credit,
+            OpDone: self._on_op_done,
+            GroupReady: self._on_group_ready,
+            GroupFailed: self._on_group_failed,
+            RankGone: self._on_rank_gone,
+            OpDescriptor: self._on_op_descriptor,
+            Manifest: self._on_manifest,
+            Want: self._on_want,
+            Have: self._on_announcement,
+            Links: self._on_announcement,
+        }
+
+    # ---------------------------------------------------------------- the machine
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Take one event and say what to do."""
+        out: list[Effect] = []
+        handler = self._ops.get(type(event))
+        if handler is not None:
+            handler(event, now, out)
+        elif isinstance(event, Tick):
+            self._tick(now, out)
+        elif isinstance(event, Received) and type(event.message) in self._messages:
+            self.peers.heard(event.peer, now)
+            self._messages[type(event.message)](event.peer, event.message, now, out)
+        elif isinstance(event, (Received, LinkUp, LinkDown, LinkReceived)):
+            self._peers(self.peers.handle(event, now), now, out)
+        return self._gate(out)
+
+    @property
+    def deadline(self) -> float:
+        """When to send the next ``Tick``; infinity while idle."""
+        deadline = min(self._timers, self.peers.deadline)
+        for group in self.groups.values():
+            deadline = min(deadline, group.deadline)
+        for joining in self.joining.values():
+            deadline = min(deadline, joining.deadline)
+        return deadline
+
+    def _gate(self, out: list[Effect]) -> list[Effect]:
+        """Pass chunks through the windows; stamp watermarks; count."""
+        if not any(type(effect) in (SendChunk, CloseOp, Fail) for effect in out):
+            return out
+        gated: list[Effect] = []
+        for effect in out:
+            kind = type(effect)
+            if kind is SendChunk:
+                assert isinstance(effect, SendChunk)
+                if effect.header.done:
+                    gated.append(effect)  # has been through the window
+                else:
+                    self.transfer.send(effect, gated)
+            else:
+                if kind is CloseOp:
+                    assert isinstance(effect, CloseOp)
+                    self.transfer.drop_op(effect.gid, effect.seq)
+                elif kind is Fail:
+                    self.stats.ops_failed += 1
+                gated.append(effect)
+        return self._stamp(gated)
+
+    def _stamp(self, out: list[Effect]) -> list[Effect]:
+        for index, effect in enumerate(out):
+            if type(effect) is SendChunk and effect.header.done == 0:
+                group = self.groups.get(effect.header.gid)
+                done = group.done if group is not None else 1
+                if group is not None:
+                    host = group.host_of[effect.peer]
+                    group.told[host] = max(group.told[host], done)
+                self.stats.chunks_sent += 1
+                self.stats.chunk_bytes_sent += effect.header.size
+                out[index] = SendChunk(effect.peer, effect.header._replace(done=done))
+        return out
+
+    def _tick(self, now: float, out: list[Effect]) -> None:
+        if now >= self.peers.deadline:
+            self._peers(self.peers.handle(Tick(), now), now, out)
+        for joining in list(self.joining.values()):
+            if now >= joining.deadline:
+                joining.tick(now, self.peers, out)
+            if joining.over:
+                del self.joining[joining.group.gid]
+        for group in list(self.groups.values()):
+            if now >= group.deadline:
+                group.tick(now, self._heard, out)
+            self._bury(group, now, out)
+        if now >= self._timers:
+            self._timers = float("inf")
+            for gid in [gid for gid, at in self._finished.items() if now >= at]:
+                self._drop(gid, out)
+            for gid_hex in [g for g, (at, _) in self._early.items() if now - at > EARLY_GROUP_S]:
+                del self._early[gid_hex]
+            for at in self._finished.values():
+                self._timers = min(self._timers, at)
+
+    # ----------------------------------------------------------------- local ranks
+    def _rank_joined(self, event: RankJoined, now: float, out: list[Effect]) -> None:
+        join = event.join
+        gid = GroupId(bytes.fromhex(join.gid))
+        refusal = self._join_refusal(join)
+        if refusal:
+            out.append(Fail(gid, join.rank, 0, "ConfigError", refusal))
+            return
+        joining = self.joining.get(gid)
+        if gid in self.groups and joining is None:
+            text = f"group {join.name!r} exists already on this machine and is complete"
+            out.append(Fail(gid, join.rank, 0, "DuplicateIdentity", text))
+            return
+        if joining is None:
+            group = self.groups[gid] = Group(join, self.id, self.settings)
+            joining = self.joining[gid] = Joining(group, join, now)
+            for host in group.hosts:
+                if host.peer != self.id:
+                    who = group.members[host.ranks[0]].who
+                    self._peers(self.peers.learn(who, now), now, out)
+            for peer, message in self._early.pop(join.gid, (0.0, {}))[1].items():
+                if peer in group.host_of:
+                    joining.ready(group.host_of[peer], message, now, out)
+        joining.add(join.rank, join, now, out)
+        if now >= joining.deadline:
+            joining.tick(now, self.peers, out)
+
+    def _join_refusal(self, join: JoinGroup) -> str:
+        ranks = sorted(member.rank for member in join.members)
+        if ranks != list(range(join.size)):
+            return f"group {join.name!r} of size {join.size} has members {ranks}"
+        mine = next(member for member in join.members if member.rank == join.rank)
+        if mine.who.peer != self.me.peer:
+            return f"rank {join.rank} is listed under peer {mine.who.peer}, this one is {self.me.peer}"
+        return ""
+
+    def _rank_posted(self, event: RankPosted, now: float, out: list[Effect]) -> None:
+        group = self.groups.get(event.gid)
+        if group is None:
+            out.append(CloseOp(event.gid, event.seq))  # the group failed and is gone: drop the bytes
+        else:
+            group.posted(event.rank, event.seq, event.descriptor, event.ready, now, out)
+
+    def _rank_ready(self, event: RankReady, now: float, out: list[Effect]) -> None:
+        group = self.groups.get(event.gid)
+        op = group.ops.get(event.seq) if group is not None else None
+        if group is not None and op is not None and event.rank in op.posted:
+            op.more(event.rank, event.ready, now, out)
+            group.settle(op, now, out)
+
+    def _rank_consumed(self, event: RankConsumed, now: float, out: list[Effect]) -> None:
+        group = self.groups.get(event.gid)
+        op = group.ops.get(event.seq) if group is not None else None
+        if group is not None and op is not None:
+            op.unconsumed.discard(event.rank)
+            group.settle(op, now, out)
+
+    def _rank_left(self, event: RankLeft, now: float, out: list[Effect]) -> None:
+        group = self.groups.get(event.gid)
+        if group is None:
+            return
+        joining = self.joining.get(event.gid)
+        if joining is not None and not joining.settled:
+            text = f"{group.rank_text(event.rank)} left while group {group.name!r} formed: {event.reason}"
+            group.local[event.rank] = False
+            group.fail(0, "RankLost", text, now, out)
+        else:
+            group.rank_left(event.rank, event.clean, event.reason, now, out)
+        self._bury(group, now, out)
+
+    def _bury(self, group: Group, now: float, out: list[Effect]) -> None:
+        """Drop a group that no local rank uses, at once or when others no longer need its bytes."""
+        if group.gid not in self.groups or not group.local or any(group.local.values()):
+            return
+        if group.finished:
+            self._drop(group.gid, out)
+        elif group.gid not in self._finished:
+            self._finished[group.gid] = now + FINISHED_GROUP_S
+            self._timers = min(self._timers, now + FINISHED_GROUP_S)
+
+    def _drop(self, gid: GroupId, out: list[Effect]) -> None:
+        self._finished.pop(gid, None)
+        self.joining.pop(gid, None)
+        group = self.groups.pop(gid, None)
+        if group is not None:
+            self.stats.ops_done += group.ops_done
+            self.stats.repairs_asked += group.repairs_asked
+            group.close(out)
+
+    @property
+    def busy(self) -> bool:
+        """Whether any group lives here: an ephemeral peer must not end yet."""
+        return bool(self.groups)
+
+    # ------------------------------------------------------------- work and chunks
+    def _part_made(self, event: PartMade, now: float, out: list[Effect]) -> None:
+        group = self.groups.get(event.gid)
+        op = group.ops.get(event.seq) if group is not None else None
+        if group is not None and op is not None:
+            op.part_made(event.part, event.span, event.digest, now, out)
+            group.settle(op, now, out)
+
+    def _folded(self, event: Folded, now: float, out: list[Effect]) -> None:
+        group = self.groups.get(event.gid)
+        op = group.ops.get(event.seq) if group is not None else None
+        if group is not None and op is not None:
+            op.folded(event.piece, event.digest, out)
+            group.settle(op, now, out)
+
+    def accepts(self, peer: PeerId, header: ChunkHeader) -> bool:
+        """Ask before keeping a chunk's bytes: False for duplicates and whatever was never due here."""
+        group = self.groups.get(header.gid)
+        if group is None:
+            self.stats.drops += 1
+            return False
+        if not group.accepts(peer, header):
+            self.stats.duplicates += 1
+            return False
+        return True
+
+    def _chunk(self, event: ChunkReceived, now: float, out: list[Effect]) -> None:
+        """A chunk that ``accepts`` agreed to, or one whose bytes the driver dropped because it did not."""
+        self._took(event.peer, event.header, now, out)
+        group = self.groups.get(event.header.gid)
+        if group is not None and group.accepts(event.peer, event.header):
+            group.chunk(event.peer, event.header, now, out)
+        elif group is not None and event.peer in group.host_of:
+            group.other_done(group.host_of[event.peer], event.header.done, out)
+
+    def _took(self, peer: PeerId, header: ChunkHeader, now: float, out: list[Effect]) -> None:
+        self.stats.chunks_received += 1
+        self.stats.chunk_bytes_received += header.size
+        self._heard[peer] = now
+        self.peers.heard(peer, now)
+        self.transfer.took(peer, header, out)
+
+    def _chunk_rejected(self, event: ChunkRejected, now: float, out: list[Effect]) -> None:
+        self._took(event.peer, event.header, now, out)
+        self.stats.rejected_chunks += 1
+        by_peer = self.stats.rejected_by_peer
+        if event.peer in by_peer or len(by_peer) < self.settings.max_peers:
+            by_peer[event.peer] = by_peer.get(event.peer, 0) + 1
+        group = self.groups.get(event.header.gid)
+        if group is not None and event.peer in group.host_of:
+            group.rejected(event.peer, event.header, now, out)
+
+    # -------------------------------------------------------------------- messages
+    def _on_credit(self, peer: PeerId, message: Credit, now: float, out: list[Effect]) -> None:
+        freed: list[Effect] = []
+        self.transfer.credited(peer, message.cost, freed)
+        out.extend(self._stamp(freed))
+
+    def _group(self, peer: PeerId, gid: str) -> Group | None:
+        """The group, where the sender is one of its machines."""
+        group = self.groups.get(GroupId(bytes.fromhex(gid)))
+        return group if group is not None and peer in group.host_of else None
+
+    def _on_op_done(self, peer: PeerId, message: OpDone, now: float, out: list[Effect]) -> None:
+        group = self._group(peer, message.gid)
+        if group is not None:
+            group.other_done(group.host_of[peer], message.upto, out)
+            self._bury(group, now, out)
+
+    def _on_group_ready(self, peer: PeerId, message: GroupReady, now: float, out: list[Effect]) -> None:
+        gid = GroupId(bytes.fromhex(message.gid))
+        group, joining = self.groups.get(gid), self.joining.get(gid)
+        if group is None:
+            if message.gid in self._early or len(self._early) < MAX_EARLY_GROUPS:
+                early = self._early.setdefault(message.gid, (now, {}))[1]
+                if len(early) < self.settings.max_peers:
+                    early[peer] = message
+                self._timers = min(self._timers, now + EARLY_GROUP_S + 1.0)
+        elif peer in group.host_of:
+            if joining is not None:
+                joining.ready(group.host_of[peer], message, now, out)
+                if now >= joining.deadline:
+                    joining.tick(now, self.peers, out)
+            elif not message.settled:
+                # It lost our last word: everyone else has heard it, so repeat it here.
+                self._repeat(group, message, peer, out)
+
+    def _repeat(self, group: Group, message: GroupReady, peer: PeerId, out: list[Effect]) -> None:
+        ranks = list(group.hosts[group.here].ranks)
+        out.append(Send(peer, message.model_copy(update={"ranks": ranks, "settled": True})))
+
+    def _on_group_failed(self, peer: PeerId, message: GroupFailed, now: float, out: list[Effect]) -> None:
+        group = self._group(peer, message.gid)
+        if group is not None:
+            group.fail(message.seq, message.code, message.text, now, out, tell=False)
+
+    def _on_rank_gone(self, peer: PeerId, message: RankGone, now: float, out: list[Effect]) -> None:
+        group = self._group(peer, message.gid)
+        if group is not None and message.rank in group.hosts[group.host_of[peer]].ranks:
+            group.rank_gone(message.rank, message.last_seq, message.clean, message.reason, now, out)
+
+    def _on_op_descriptor(self, peer: PeerId, message: OpDescriptor, now: float, out: list[Effect]) -> None:
+        group = self._group(peer, message.gid)
+        if group is not None and message.rank in group.hosts[group.host_of[peer]].ranks:
+            group.described(message, now, out)
+
+    def _on_manifest(self, peer: PeerId, message: Manifest, now: float, out: list[Effect]) -> None:
+        group = self._group(peer, message.gid)
+        if group is not None:
+            group.manifest(peer, message, now, out)
+
+    def _on_want(self, peer: PeerId, message: Want, now: float, out: list[Effect]) -> None:
+        group = self._group(peer, message.gid)
+        op = group.ops.get(message.seq) if group is not None else None
+        if op is None:
+            return
+        for role, part, index in message.items:
+            key = (role, part, index)
+            if role in (0, 1) and not self.transfer.queued(peer, op.gid, op.seq, key):
+                self.stats.repairs_answered += op.resend(key, peer, out)
+
+    def _on_announcement(self, peer: PeerId, message: Have | Links, now: float, out: list[Effect]) -> None:
+        """Lossy by contract: nothing waits for it."""
+
+    # ----------------------------------------------------------------------- peers
+    def _peers(self, effects: list[Effect], now: float, out: list[Effect]) -> None:
+        """Take the peer table's notices to everyone else; pass the rest on."""
+        for effect in effects:
+            out.append(effect)
+            if isinstance(effect, PeerUp):
+                freed: list[Effect] = []
+                self.transfer.reconnected(effect.peer, freed)
+                out.extend(self._stamp(freed))
+                for joining in self.joining.values():
+                    if effect.peer in joining.group.host_of and joining.all_here:
+                        joining.send_at = now
+                        joining.tick(now, self.peers, out)
+            elif isinstance(effect, PeerDown):
+                self._peer_down(effect, now, out)
+
+    def _peer_down(self, down: PeerDown, now: float, out: list[Effect]) -> None:
+        self.transfer.forget(down.peer)
+        self._heard.pop(down.peer, None)
+        for group in list(self.groups.values()):
+            host = group.host_of.get(down.peer)
+            if host is None:
+                continue
+            joining = self.joining.get(group.gid)
+            if joining is not None and not joining.settled:
+                text = f"cannot reach {group.machine(host)} for group {group.name!r}: {down.reason}"
+                group.fail(0, "PeerUnreachable", text, now, out)
+            else:
+                group.peer_gone(host, down.reason, now, out)
+            self._bury(group, now, out)
+
+    # ---------------------------------------------------------------------- people
+    def explain(self, gid: GroupId, seq: int, now: float) -> str:
+        """Why an op is not done yet, for an error message."""
+        group = self.groups.get(gid)
+        return explain(group, seq, self.peers) if group is not None else "the group is gone"
+
+    def snapshot(self, now: float) -> dict[str, Any]:
+        """State for ``frogzmq peek``; plain values only."""
+        stats = self.stats
+        counters = {name: getattr(stats, name) for name in stats.__slots__}
+        counters["ops_done"] = sum(group.ops_done for group in self.groups.values()) + self.stats.ops_done
+        counters["repairs_asked"] = sum(group.repairs_asked for group in self.groups.values()) + stats.repairs_asked
+        return {
+            "peers": self.peers.snapshot(now),
+            "groups": [
+                group_snapshot(group, self.joining.get(gid), now) for gid, group in self.groups.items()
+            ],
+            "transfer": self.transfer.snapshot(),
+            "counters": counters,
+        }
+
+    def check(self) -> None:
+        """Invariants, for tests after every event."""
+        for group in self.groups.values():
+            assert group.done not in group.complete
+            for seq, op in group.ops.items():
+                assert op.seq == seq
+                if op.plan is not None:
+                    assert op.pieces_left >= 0
+                    assert op.parts_left >= 0
+                    assert op.complete == (op.pieces_left == 0 and op.parts_left == 0)

@@ -1,0 +1,90 @@
+"""What a peer can say about its groups: snapshots for ``peek`` and words for error messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from frogzmq.proto.group import Group
+from frogzmq.proto.joining import Joining
+from frogzmq.proto.op import Op
+from frogzmq.proto.peers import PeerTable
+
+MAX_OPS_SHOWN = 64
+
+
+def explain(group: Group, seq: int, peers: PeerTable) -> str:
+    """Why op ``seq`` is not done: which ranks have not arrived, and whether they are alive."""
+    if group.limit is not None and seq >= group.limit[0]:
+        return group.limit[2]
+    op = group.ops.get(seq)
+    if op is None:
+        return f"op {seq} has completed on this machine" if seq < group.done else f"op {seq} was not called yet"
+    words = [_local(group, op, rank) for rank, alive in group.local.items() if not op.handed_over(rank) and alive]
+    for host in sorted(op.lacking()) if op.plan is not None else []:
+        state = "alive" if peers.is_up(group.hosts[host].peer) else "not reachable"
+        words.append(f"{group.machine(host)} {state}, its contribution has not arrived in full")
+    return "; ".join(words) or f"op {seq} has every contribution and is being folded"
+
+
+def _local(group: Group, op: Op, rank: int) -> str:
+    if rank not in op.posted:
+        return f"rank {rank} alive, not arrived"
+    return f"rank {rank} alive, has handed over {op.ready[rank]} bytes so far"
+
+
+def group_snapshot(group: Group, joining: Joining | None, now: float) -> dict[str, Any]:
+    """A group for ``peek``: plain values only."""
+    state = "broken" if group.broken else "forming" if joining and not joining.settled else "running"
+    return {
+        "gid": group.hex,
+        "job": group.job,
+        "name": group.name,
+        "size": group.size,
+        "mode": str(group.options.mode),
+        "order": str(group.options.order),
+        "state": state,
+        "error": group.limit[2] if group.limit is not None else "",
+        "hosts": [
+            {"peer": host.peer, "name": group.members[host.ranks[0]].who.name, "ranks": list(host.ranks)}
+            for host in group.hosts
+        ],
+        "ranks": [
+            {"rank": rank, "pid": group.members[rank].pid, "alive": alive}
+            for rank, alive in sorted(group.local.items())
+        ],
+        "ops_done": group.ops_done,
+        "ops": [_op_snapshot(group, group.ops[seq], now) for seq in sorted(group.ops)[:MAX_OPS_SHOWN]],
+        "ops_in_flight": len(group.ops),
+        "recent": [
+            {"seq": seq, "what": op.plan.descriptor.describe(), "observed": observed(group, op)}
+            for seq, op in group.recent
+            if op.plan is not None
+        ],
+    }
+
+
+def _op_snapshot(group: Group, op: Op, now: float) -> dict[str, Any]:
+    plan = op.plan
+    missing: list[int] = []
+    if plan is not None:
+        seen = {rank for ranks, _, _ in op.observed for rank in ranks}
+        missing = [rank for part in plan.parts for rank in part.ranks if rank not in seen]
+    return {
+        "seq": op.seq,
+        "what": plan.descriptor.describe() if plan is not None else "not called here yet",
+        "mode": str(plan.mode) if plan is not None else "",
+        "age_s": now - op.opened_at,
+        "pieces": plan.pieces if plan is not None else 0,
+        "pieces_done": sum(op.piece_done),
+        "complete": op.complete,
+        "observed": observed(group, op),
+        "missing": missing,
+    }
+
+
+def observed(group: Group, op: Op) -> list[dict[str, Any]]:
+    """Contributions in the order in which this machine observed them."""
+    return [
+        {"ranks": list(ranks), "peer": group.hosts[host].peer, "local": host == group.here, "at_s": at}
+        for ranks, host, at in op.observed
+    ]
