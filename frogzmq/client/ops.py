@@ -14,7 +14,6 @@ from frogzmq.errors import DeadlineExceeded, FrogError
 
 if TYPE_CHECKING:
     from frogzmq.client.group import GroupHandle
-    from frogzmq.client.leases import Block
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 """A one-dimensional contiguous array of bytes that stands for memory of the caller's."""
@@ -46,8 +45,8 @@ class Op:
     """
 
     __slots__ = (
-        "block", "deadline", "descriptor", "done", "error", "fence", "finish", "group", "sinks", "src",
-        "seq", "taken", "timeout_s", "watchers",
+        "deadline", "descriptor", "done", "error", "fence", "finish", "group", "seq", "sinks", "src", "taken",
+        "timeout_s", "watchers",
     )  # fmt: skip
 
     def __init__(
@@ -68,7 +67,6 @@ class Op:
         self.fence = False
         """The op is held back until all earlier ops of the group are done here."""
         self.seq = 0
-        self.block: Block | None = None
         self.taken = 0
         """Bytes of the result that have been copied into the sinks."""
         self.done = False
