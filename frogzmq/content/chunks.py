@@ -43,7 +43,7 @@ def verify(buf: Buffer, digest: Digest, what: str = "chunk") -> None:
     """Raise ``IntegrityError`` naming ``what`` unless the bytes are the ones that ``digest`` names."""
     if not matches(buf, digest):
         raise IntegrityError(
-            f"{what}: {memoryview(cast(bytes, buf)).nbytes} bytes do not match digest {digest.hex()[:16]}...; dropped"
+            f"{what}: {memoryview(cast(bytes, buf)).nbytes} bytes do not match digest {digest.hex()[:16]}..."
         )
 
 

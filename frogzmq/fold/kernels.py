@@ -26,10 +26,8 @@ Array: TypeAlias = NDArray[Any]
 Combine: TypeAlias = Callable[[Array, Array, Array], object]
 """``combine(a, b, out)``: element by element; ``out`` may be ``a`` or ``b``."""
 
-BLOCK_BYTES = 1 << 16
+BLOCK_BYTES = 1 << 17
 """Bytes of each input handled at a time."""
-HALF_BLOCK = 1 << 14
-"""Elements handled at a time where they are widened to float32."""
 
 _UFUNCS: dict[ReduceOp, np.ufunc] = {
     ReduceOp.SUM: np.add,
@@ -63,7 +61,7 @@ def fold_into(
     """
     _check(out, inputs, dtype, reduce, divide_by)
     if len(inputs) == 1 and not divide_by:
-        if out.ctypes.data != inputs[0].ctypes.data:
+        if out.__array_interface__["data"] != inputs[0].__array_interface__["data"]:
             np.copyto(out, inputs[0])
         return
     # Infinities and NaNs are values here, not something to warn of.
@@ -172,8 +170,8 @@ def _extreme(op: np.ufunc, merge: np.ufunc, a: Array, b: Array, out: Array) -> N
 
 
 def _settle(values: Array) -> None:
-    """Make every NaN the same NaN. One reading pass where there is none: a maximum hands NaN on."""
-    if values.size and np.isnan(np.maximum.reduce(values)):
+    """Make every NaN the same NaN."""
+    if halves.has_nan(values):
         values[np.isnan(values)] = np.nan
 
 
@@ -205,14 +203,13 @@ def _fold_half(out: Bytes, inputs: Sequence[Bytes], dtype: DType, reduce: Reduce
     brain = dtype.name == "bfloat16"
     widen = halves.widen_bfloat16 if brain else halves.widen_float16
     narrow = halves.narrow_bfloat16 if brain else halves.narrow_float16
-    nan = np.uint16(0x7FC0 if brain else 0x7E00)
     target, xs = out.view(np.uint16), [x.view(np.uint16) for x in inputs]
     combine = _combine_for(reduce)
-    size = min(HALF_BLOCK, target.size)
+    size = min(halves.BLOCK, target.size)
     scratch = halves.Scratch(size)
     acc, operand = np.empty(size, np.float32), np.empty(size, np.float32)
-    for start in range(0, target.size, HALF_BLOCK):
-        block = slice(start, start + HALF_BLOCK)
+    for start in range(0, target.size, halves.BLOCK):
+        block = slice(start, start + halves.BLOCK)
         to = target[block]
         left, right = acc[: to.size], operand[: to.size]
         widen(xs[0][block], left, scratch)
@@ -221,7 +218,4 @@ def _fold_half(out: Bytes, inputs: Sequence[Bytes], dtype: DType, reduce: Reduce
             combine(left, right, left)
         if divide_by:
             np.divide(left, np.float32(divide_by), out=left)
-        wrong = np.isnan(left) if np.isnan(np.maximum.reduce(left)) else None
         narrow(left, to, scratch)
-        if wrong is not None:
-            to[wrong] = nan
