@@ -48,7 +48,7 @@ class Contact:
     """One other peer. ``deadline`` is that of whatever is awaited in the present state."""
 
     who: Identity
-    state: State = State.DIALLING
+    state: State = State.DOWN
     epoch: int = 0
     endpoint: str = ""
     """The link in use, or being tried; empty between rounds."""
@@ -67,8 +67,8 @@ class Contact:
     round_at: float = -math.inf
     reason: str = ""
     """Why it is lost or down."""
-    resting: bool = False
-    """Down and not dialled any more: it said Bye, or has been away for too long."""
+    resting: bool = True
+    """Down and not to be dialled: it said Bye, or was never asked for."""
     heard_at: float = -math.inf
     called_at: float = -math.inf
     """When it last said something on a connection of its own."""

@@ -33,7 +33,7 @@ class CoreSettings:
     lost_after_s: float = 2.5
     """A closed connection must be back within this time, or its peer is dead."""
     probe_timeout_s: float = 1.5
-    """How long the known holder of an identity has to answer a newcomer's claim (below ``hello_timeout_s``)."""
+    """How long the holder of an identity has to answer a newcomer's claim (below ``hello_timeout_s``)."""
     hello_timeout_s: float = 2.0
     """Dial to Welcome at one address; grows with every round (TCP + CURVE take about 4 round trips)."""
     reach_timeout_s: float = 20.0
