@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias
 
 from frogzmq.descriptor import Descriptor
 from frogzmq.plan.plan import Plan
-from frogzmq.types import ConnId, Digest, GroupId, PeerId, Role
+from frogzmq.types import ConnId, Digest, GroupId, PeerId
 from frogzmq.wire.messages import ChunkHeader, JoinGroup, Message
 
 

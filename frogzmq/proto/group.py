@@ -325,9 +325,7 @@ class Group:
             return
         self.local[rank] = False
         last = self.last_handed_over(rank)
-        self._to_all(
-            RankGone(gid=self.hex, rank=rank, last_seq=last, clean=clean, reason=reason[:4000]), out
-        )
+        self._to_all(RankGone(gid=self.hex, rank=rank, last_seq=last, clean=clean, reason=reason[:4000]), out)
         for op in self.ops.values():
             op.unconsumed.discard(rank)
         self.rank_gone(rank, last, clean, reason, now, out)
@@ -421,7 +419,6 @@ class Group:
 
     def close(self, out: list[Effect]) -> None:
         """Drop the group and what is left of its ops."""
-        for seq in list(self.ops):
-            out.append(CloseOp(self.gid, seq))
+        out.extend(CloseOp(self.gid, seq) for seq in self.ops)
         self.ops.clear()
         out.append(CloseGroup(self.gid))

@@ -33,10 +33,36 @@ class Op:
     """State of op ``seq`` of a group on host ``here`` (an index into the plan's hosts)."""
 
     __slots__ = (
-        "complete", "delivered", "descriptor", "early", "early_tags", "final", "gid", "here", "held",
-        "local_parts", "missing", "next_span", "observed", "opened_at", "part_left", "parts_left",
-        "piece_done", "pieces_left", "plan", "posted", "prefix", "progress_at", "ready", "rejects",
-        "repair_at", "repair_wait", "seq", "tag", "unconsumed", "with_data",
+        "complete",
+        "delivered",
+        "descriptor",
+        "early",
+        "early_tags",
+        "final",
+        "gid",
+        "held",
+        "here",
+        "local_parts",
+        "missing",
+        "next_span",
+        "observed",
+        "opened_at",
+        "part_left",
+        "parts_left",
+        "piece_done",
+        "pieces_left",
+        "plan",
+        "posted",
+        "prefix",
+        "progress_at",
+        "ready",
+        "rejects",
+        "repair_at",
+        "repair_wait",
+        "seq",
+        "tag",
+        "unconsumed",
+        "with_data",
     )  # fmt: skip
 
     def __init__(self, gid: GroupId, seq: int, here: int, now: float, repair_after: float) -> None:
@@ -227,8 +253,8 @@ class Op:
         plan = self.plan
         assert plan is not None
         if digest is not None:
-            for host in plan.receivers(piece):
-                out.append(self._chunk(plan.hosts[host].peer, Role.RESULT, 0, piece, digest))
+            peers = [plan.hosts[host].peer for host in plan.receivers(piece)]
+            out.extend(self._chunk(peer, Role.RESULT, 0, piece, digest) for peer in peers)
             self.held[-1, piece] = digest
         self._piece(piece, out)
         self._check_complete()

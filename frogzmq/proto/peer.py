@@ -180,13 +180,16 @@ class PeerCore:
                 group.tick(now, self._heard, out)
             self._bury(group, now, out)
         if now >= self._timers:
-            self._timers = float("inf")
-            for gid in [gid for gid, at in self._finished.items() if now >= at]:
-                self._drop(gid, out)
-            for gid_hex in [g for g, (at, _) in self._early.items() if now - at > EARLY_GROUP_S]:
-                del self._early[gid_hex]
-            for at in self._finished.values():
-                self._timers = min(self._timers, at)
+            self._expire(now, out)
+
+    def _expire(self, now: float, out: list[Effect]) -> None:
+        """Drop groups that were kept for others long enough, and early words nobody came for."""
+        for gid in [gid for gid, at in self._finished.items() if now >= at]:
+            self._drop(gid, out)
+        for gid_hex in [g for g, (at, _) in self._early.items() if now - at > EARLY_GROUP_S]:
+            del self._early[gid_hex]
+        ends = list(self._finished.values()) + [at + EARLY_GROUP_S + 1.0 for at, _ in self._early.values()]
+        self._timers = min(ends, default=float("inf"))
 
     # ----------------------------------------------------------------- local ranks
     def _rank_joined(self, event: RankJoined, now: float, out: list[Effect]) -> None:
@@ -448,7 +451,9 @@ class PeerCore:
         stats = self.stats
         counters = {name: getattr(stats, name) for name in stats.__slots__}
         counters["ops_done"] = sum(group.ops_done for group in self.groups.values()) + self.stats.ops_done
-        counters["repairs_asked"] = sum(group.repairs_asked for group in self.groups.values()) + stats.repairs_asked
+        counters["repairs_asked"] = (
+            sum(group.repairs_asked for group in self.groups.values()) + stats.repairs_asked
+        )
         return {
             "peers": self.peers.snapshot(now),
             "groups": [

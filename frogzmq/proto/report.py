@@ -18,8 +18,12 @@ def explain(group: Group, seq: int, peers: PeerTable) -> str:
         return group.limit[2]
     op = group.ops.get(seq)
     if op is None:
-        return f"op {seq} has completed on this machine" if seq < group.done else f"op {seq} was not called yet"
-    words = [_local(group, op, rank) for rank, alive in group.local.items() if not op.handed_over(rank) and alive]
+        return (
+            f"op {seq} has completed on this machine" if seq < group.done else f"op {seq} was not called yet"
+        )
+    words = [
+        _local(group, op, rank) for rank, alive in group.local.items() if not op.handed_over(rank) and alive
+    ]
     for host in sorted(op.lacking()) if op.plan is not None else []:
         state = "alive" if peers.is_up(group.hosts[host].peer) else "not reachable"
         words.append(f"{group.machine(host)} {state}, its contribution has not arrived in full")

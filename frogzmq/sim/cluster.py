@@ -142,7 +142,11 @@ class Cluster:
             self.results[effect.rank][effect.seq] = None
             return
         result = peer.plane.result(effect.gid, effect.seq)
-        data = result.inline if result.inline is not None else bytes(peer.plane.result_bytes(effect.gid, effect.seq))
+        data = (
+            result.inline
+            if result.inline is not None
+            else bytes(peer.plane.result_bytes(effect.gid, effect.seq))
+        )
         self.results[effect.rank][effect.seq] = bytes(data)
         if effect.upto > INLINE_BYTES:
             done = RankConsumed(effect.gid, effect.rank, effect.seq)

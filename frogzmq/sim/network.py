@@ -58,7 +58,7 @@ class Network:
     def send(
         self, source: str, target: str, nbytes: int, deliver: Callable[[bool], None], *, lossy: bool
     ) -> None:
-        """Carry ``nbytes``; ``deliver(damaged)`` runs on arrival. Only ``lossy`` traffic is lost or damaged."""
+        """Carry ``nbytes``; ``deliver(damaged)`` runs on arrival. ``lossy``: may be lost."""
         model = self._links.get((source, target), self.default)
         key = (source, target)
         self.sent_bytes[key] = self.sent_bytes.get(key, 0) + nbytes

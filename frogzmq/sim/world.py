@@ -55,7 +55,7 @@ class World:
         return True
 
     def run(self, until: Callable[[], bool], limit_s: float = 60.0, max_steps: int = 2_000_000) -> None:
-        """Step until ``until()``; ``DeadlineExceeded`` after ``limit_s`` virtual seconds or too many steps."""
+        """Step until ``until()``; ``DeadlineExceeded`` after ``limit_s`` virtual seconds."""
         end, last = self.now + limit_s, self.steps + max_steps
         while not until():
             if self.now > end or self.steps > last or not self.step():

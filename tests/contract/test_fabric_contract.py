@@ -1,0 +1,115 @@
+"""What any fabric must do, run on the simulated and on the ZeroMQ one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.fabrics import Fabric, SimFabric, ZmqFabric
+from support.reference import reference
+
+from frogzmq.descriptor import Descriptor
+from frogzmq.errors import Mismatch, RankLost
+from frogzmq.plan.plan import make_hosts
+from frogzmq.types import Mode, OpKind, Order, PeerId, ReduceOp
+
+Make = Callable[[list[int], Mode, Order], Fabric]
+PLACEMENTS = [[0, 0], [0, 1], [0, 0, 1, 1], [0, 1, 0, 2]]
+
+
+@pytest.fixture(params=["sim", "zmq"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
+    made: list[Fabric] = []
+
+    def build(placement: list[int], mode: Mode = Mode.AUTO, order: Order = Order.MACHINE) -> Fabric:
+        fabric: Fabric
+        if request.param == "sim":
+            fabric = SimFabric(placement, mode, order)
+        else:
+            fabric = ZmqFabric(placement, mode, order, tmp_path / f"f{len(made)}")
+        made.append(fabric)
+        return fabric
+
+    yield build
+    for fabric in made:
+        fabric.close()
+
+
+def values(rank: int, count: int) -> np.ndarray:
+    """Numbers whose sum depends on the order of addition, all different."""
+    rng = np.random.default_rng(1000 + rank)
+    return (rng.standard_normal(count) * 10.0 ** rng.integers(-3, 4, count)).astype(np.float32)
+
+
+def all_reduce(count: int, op: ReduceOp = ReduceOp.SUM) -> Descriptor:
+    return Descriptor(OpKind.ALL_REDUCE, op, "float32", (count,))
+
+
+def expected(descriptor: Descriptor, data: list[bytes], placement: list[int], order: Order) -> bytes:
+    hosts = make_hosts({rank: PeerId(f"{host:016x}") for rank, host in enumerate(placement)})
+    return reference(descriptor, data, hosts, order)
+
+
+@pytest.mark.parametrize("mode", [Mode.FAITHFUL, Mode.SHARD])
+@pytest.mark.parametrize("order", [Order.MACHINE, Order.RANK])
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+def test_all_reduce_has_the_reference_bits(
+    make: Make, placement: list[int], mode: Mode, order: Order
+) -> None:
+    fabric = make(placement, mode, order)
+    for count in (0, 1, 1000, 700_001):
+        data = [values(rank, count).tobytes() for rank in range(len(placement))]
+        want = expected(all_reduce(count), data, placement, order)
+        got = fabric.run([(all_reduce(count), mine) for mine in data])
+        assert got == [want] * len(placement), f"count {count}"
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+def test_every_kind_gives_every_rank_what_it_is_due(make: Make, placement: list[int]) -> None:
+    fabric = make(placement, Mode.AUTO, Order.MACHINE)
+    world = len(placement)
+    for count in (3, 300_000):
+        data = [values(rank, count).tobytes() for rank in range(world)]
+        gather = Descriptor(OpKind.ALL_GATHER, ReduceOp.NONE, "float32", (count,))
+        assert fabric.run([(gather, mine) for mine in data]) == [b"".join(data)] * world
+        for root in range(world):
+            cast = Descriptor(OpKind.BROADCAST, ReduceOp.NONE, "float32", (count,), root)
+            got = fabric.run([(cast, mine) for mine in data])
+            assert got == [None if rank == root else data[root] for rank in range(world)]
+            reduce = Descriptor(OpKind.REDUCE, ReduceOp.MAX, "float32", (count,), root)
+            want = expected(reduce, data, placement, Order.MACHINE)
+            got = fabric.run([(reduce, mine) for mine in data])
+            assert got == [want if rank == root else None for rank in range(world)]
+        barrier = Descriptor(OpKind.BARRIER, ReduceOp.NONE, "uint8", (0,))
+        assert fabric.run([(barrier, b"")] * world) == [None] * world
+
+
+@pytest.mark.parametrize("placement", [[0, 0, 0], [0, 1, 1], [0, 1, 2]], ids=str)
+def test_shapes_that_differ_fail_on_every_rank_and_name_both(make: Make, placement: list[int]) -> None:
+    fabric = make(placement, Mode.AUTO, Order.MACHINE)
+    calls = [(all_reduce(100 + 100 * (rank == 1)), bytes(400 + 400 * (rank == 1))) for rank in range(3)]
+    for error in fabric.run(calls):
+        assert isinstance(error, Mismatch)
+        assert "rank 1 called all_reduce(SUM) of float32[200]" in str(error)
+        assert "float32[100]" in str(error)
+
+
+@pytest.mark.parametrize("placement", [[0, 0, 0], [0, 1, 1], [0, 1, 2]], ids=str)
+def test_a_rank_that_fails_is_named_with_its_reason(make: Make, placement: list[int]) -> None:
+    fabric = make(placement, Mode.AUTO, Order.MACHINE)
+    first = [(all_reduce(4), values(rank, 4).tobytes()) for rank in range(3)]
+    assert not any(isinstance(result, Exception) for result in fabric.run(first))
+    fabric.leave(2, "ValueError: boom")
+    for error in fabric.run([first[0], first[1], None])[:2]:
+        assert isinstance(error, RankLost)
+        assert "rank 2" in str(error)
+        assert "ValueError: boom" in str(error)
+
+
+def test_a_rank_that_dies_is_named(make: Make) -> None:
+    fabric = make([0, 1, 1], Mode.AUTO, Order.MACHINE)
+    fabric.die(1)
+    errors = fabric.run([(all_reduce(4), bytes(16)), None, (all_reduce(4), bytes(16))])
+    assert all(isinstance(errors[rank], RankLost) and "rank 1" in str(errors[rank]) for rank in (0, 2))

@@ -1,0 +1,179 @@
+"""One face for both fabrics, so that one conformance suite runs on the simulated and the real one.
+
+``SimFabric`` runs the core under a virtual clock; ``ZmqFabric`` starts real peers and real (torch-free)
+rank connections, one thread for each rank.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from blake3 import blake3
+from support.fleet import Fleet
+
+from frogzmq.client import Client
+from frogzmq.descriptor import Descriptor
+from frogzmq.errors import FrogError
+from frogzmq.sim.cluster import Cluster
+from frogzmq.types import Mode, OpKind, Order
+from frogzmq.wire.messages import GroupOptions, JoinGroup, Member
+
+WAIT_S = 30.0
+Result = bytes | None | FrogError
+"""What a rank gets: its bytes, nothing (by right), or an error."""
+
+
+class Fabric(Protocol):
+    """Ranks on machines, in one group."""
+
+    placement: list[int]
+
+    def run(self, calls: Sequence[tuple[Descriptor, bytes] | None]) -> list[Result]:
+        """Every rank makes its call (None: it does not) and waits; returns what each got."""
+        ...
+
+    def leave(self, rank: int, reason: str) -> None:
+        """A rank fails with a reason."""
+        ...
+
+    def die(self, rank: int) -> None:
+        """A rank is gone without a word."""
+        ...
+
+    def close(self) -> None:
+        """Take everything down."""
+        ...
+
+
+class SimFabric:
+    """The simulated arm."""
+
+    def __init__(self, placement: list[int], mode: Mode, order: Order) -> None:
+        self.placement = placement
+        hosts = [placement.count(h) for h in range(max(placement) + 1)]
+        self.cluster = Cluster(hosts, mode=mode, order=order, placement=placement, seed="contract")
+        self.cluster.join()
+        self.gone: set[int] = set()
+
+    def run(self, calls: Sequence[tuple[Descriptor, bytes] | None]) -> list[Result]:
+        cluster = self.cluster
+        wait_for = []
+        for rank, call in enumerate(calls):
+            if call is not None:
+                cluster.post(rank, *call)
+                wait_for.append(rank)
+
+        def done() -> bool:
+            return all(r in cluster.errors or cluster.seq[r] in cluster.results[r] for r in wait_for)
+
+        cluster.world.run(done, WAIT_S)
+        cluster.world.advance(0.5)
+        return [
+            cluster.errors.get(rank, cluster.results[rank].get(cluster.seq[rank]))
+            if cluster.seq[rank] not in cluster.results[rank]
+            else cluster.results[rank][cluster.seq[rank]]
+            for rank in range(len(calls))
+        ]
+
+    def leave(self, rank: int, reason: str) -> None:
+        self.cluster.leave(rank, clean=False, reason=reason)
+        self.cluster.world.advance(0.5)
+
+    def die(self, rank: int) -> None:
+        self.leave(rank, "died without saying goodbye")
+
+    def close(self) -> None:
+        pass
+
+
+class ZmqFabric:
+    """The real arm: peers are processes, ranks are connections with a thread each."""
+
+    def __init__(self, placement: list[int], mode: Mode, order: Order, root: Path) -> None:
+        self.placement = placement
+        self.fleet = Fleet(root)
+        try:
+            self._start(mode, order)
+        except BaseException:
+            self.fleet.close()
+            raise
+
+    def _start(self, mode: Mode, order: Order) -> None:
+        count = max(self.placement) + 1
+        dirs = [self.fleet.start().runtime_dir for _ in range(count)]
+        self.clients = [Client(runtime_dir=dirs[host]) for host in self.placement]
+        members = [
+            Member(rank=rank, pid=client.welcome.pid, host="test", who=client.welcome.who)
+            for rank, client in enumerate(self.clients)
+        ]
+        gid = blake3(str(time.monotonic_ns()).encode()).hexdigest()[:32]
+        joins = [
+            JoinGroup(
+                gid=gid, job="test", name="default", rank=rank, size=len(members), timeout_s=WAIT_S,
+                options=GroupOptions(mode=mode, order=order), members=members,
+            )
+            for rank in range(len(members))
+        ]  # fmt: skip
+        self.groups = self._each(
+            [lambda c=c, j=j: c.join(j) for c, j in zip(self.clients, joins, strict=True)]
+        )
+
+    def _each(self, actions: Sequence[Callable[[], object] | None]) -> list:
+        results: list = [None] * len(actions)
+
+        def work(index: int, action: Callable[[], object]) -> None:
+            try:
+                results[index] = action()
+            except FrogError as error:
+                results[index] = error
+
+        threads = [
+            threading.Thread(target=work, args=(index, action), daemon=True)
+            for index, action in enumerate(actions)
+            if action is not None
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT_S + 10)
+            assert not thread.is_alive(), f"a rank hangs\n{self.fleet.logs()}"
+        return results
+
+    def _call(self, rank: int, descriptor: Descriptor, data: bytes) -> Result:
+        world = len(self.placement)
+        gives = descriptor.kind != OpKind.BROADCAST or rank == descriptor.root
+        takes = {
+            OpKind.BARRIER: False,
+            OpKind.REDUCE: rank == descriptor.root,
+            OpKind.BROADCAST: rank != descriptor.root,
+        }.get(descriptor.kind, True)
+        size = descriptor.nbytes * (world if descriptor.kind == OpKind.ALL_GATHER else 1)
+        sink = np.zeros(size, np.uint8)
+        src = np.frombuffer(data, np.uint8) if gives else None
+        op = self.groups[rank].post(descriptor, src, [sink] if takes else [])
+        op.wait(WAIT_S)
+        return sink.tobytes() if takes else None
+
+    def run(self, calls: Sequence[tuple[Descriptor, bytes] | None]) -> list[Result]:
+        return self._each(
+            [
+                None if call is None else (lambda r=rank, c=call: self._call(r, *c))
+                for rank, call in enumerate(calls)
+            ]
+        )
+
+    def leave(self, rank: int, reason: str) -> None:
+        self.clients[rank].close(clean=False, reason=reason)
+
+    def die(self, rank: int) -> None:
+        self.clients[rank].abandon()
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+        self.fleet.close()
