@@ -37,7 +37,10 @@ def main() -> int:
     right = bool((tensor == expected).all())
     mark = "ok" if right else f"WRONG, expected {expected}"
     value = tensor[0].item() if args.elements else expected
-    print(f"rank {rank}/{size}: {args.elements} elements, sum {value} {mark}, {elapsed * 1e3:.2f} ms", flush=True)
+    print(
+        f"rank {rank}/{size}: {args.elements} elements, sum {value} {mark}, {elapsed * 1e3:.2f} ms",
+        flush=True,
+    )
 
     dist.barrier()
     dist.destroy_process_group()

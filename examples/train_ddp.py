@@ -67,7 +67,11 @@ def make_model(hidden: int, seed: int) -> nn.Module:
     """A small multilayer perceptron, the same on every rank."""
     torch.manual_seed(seed)
     return nn.Sequential(
-        nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, hidden // 2), nn.ReLU(), nn.Linear(hidden // 2, 10)
+        nn.Linear(64, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, hidden // 2),
+        nn.ReLU(),
+        nn.Linear(hidden // 2, 10),
     )
 
 
@@ -119,14 +123,17 @@ def train(args: argparse.Namespace) -> dict[str, object]:
             steps += 1
         if rank == 0:
             elapsed = time.perf_counter() - began
-            print(f"epoch {epoch + 1}/{args.epochs}  step {steps}  loss {loss.item():.4f}  {elapsed:.1f} s", flush=True)
+            print(
+                f"epoch {epoch + 1}/{args.epochs}  step {steps}  loss {loss.item():.4f}  {elapsed:.1f} s",
+                flush=True,
+            )
     elapsed = time.perf_counter() - began
     held_out, accuracy = evaluate(model, test_x, test_y)
     digest = parameter_hash(model)
     return {
         "backend": args.backend, "rank": rank, "world_size": size, "epochs": args.epochs, "steps": steps,
-        "bucket_view": args.bucket_view, "elapsed_s": elapsed, "held_out_loss": held_out, "accuracy": accuracy,
-        "parameter_hash": digest, "hashes": gather_hashes(digest),
+        "bucket_view": args.bucket_view, "elapsed_s": elapsed, "held_out_loss": held_out,
+        "accuracy": accuracy, "parameter_hash": digest, "hashes": gather_hashes(digest),
     }  # fmt: skip
 
 
