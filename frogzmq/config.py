@@ -9,7 +9,6 @@ Functions take ``env`` for tests; left out, it is the process's environment.
 from __future__ import annotations
 
 import difflib
-import getpass
 import ipaddress
 import os
 import re
@@ -233,7 +232,7 @@ def _check_private(path: Path, info: os.stat_result, where: str) -> None:
         raise ConfigError(f"{where}: {path} is not a folder; set FROGZMQ_RUNTIME_DIR to one")
     if info.st_uid != os.getuid():
         raise ConfigError(
-            f"{where}: {path} belongs to user {info.st_uid}, not to {getpass.getuser()} ({os.getuid()}); "
+            f"{where}: {path} belongs to user {info.st_uid}, not to {os.getuid()}; "
             "set FROGZMQ_RUNTIME_DIR to a folder of your own"
         )
     if info.st_mode & 0o077:

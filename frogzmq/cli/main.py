@@ -36,7 +36,7 @@ class Commands(TyperGroup):
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             # `frogzmq peek | head`: the reader has what it wanted. Nothing may be flushed to it at exit.
-            sys.stdout = None  # type: ignore[assignment]
+            sys.stdout = None
             raise typer.Exit(0) from None
 
 
@@ -98,9 +98,9 @@ def peek(
 )
 def bench(ctx: typer.Context) -> None:
     """Compare frogzmq with Gloo on this machine (`frogzmq bench --help` lists the options)."""
-    from frogzmq.bench.main import main
+    from frogzmq.bench.main import app as command
 
-    raise typer.Exit(main(ctx.args))
+    command(args=ctx.args, prog_name="frogzmq bench")
 
 
 @app.command()
