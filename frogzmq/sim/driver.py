@@ -142,9 +142,10 @@ class SimPeer:
         if other is not None and other.alive and not self.network.is_cut(self.name, other.name):
             self.dialled[endpoint] = True
             self._soon(delay, LinkUp(endpoint))
-        else:
+            return
+        if other is None or not self.network.is_cut(self.name, other.name):
             self._soon(delay, LinkDown(endpoint, "connection refused"))
-            self.world.after(0.2, lambda: self._try(endpoint))
+        self.world.after(0.2, lambda: self._try(endpoint))  # a cut answers nothing at all
 
     def lost(self, endpoint: str, reason: str) -> None:
         """Our link to an endpoint broke; the transport reconnects by itself."""

@@ -29,7 +29,7 @@ def numbers(ranks: int, count: int, seed: int = 0) -> list[bytes]:
 
 def want(cluster: Cluster, descriptor: Descriptor, data: list[bytes]) -> bytes:
     hosts = make_hosts({rank: peer.id for rank, peer in cluster.host_of.items()})
-    return reference(descriptor, data, hosts, cluster.options.order)
+    return bytes(reference(descriptor, data, [host.ranks for host in hosts], cluster.options.order))
 
 
 @settings(max_examples=40, deadline=None)
@@ -59,7 +59,7 @@ def test_any_mode_route_delay_and_fault_gives_the_same_bits(
         expected = want(cluster, sums(count), data)
         assert [cluster.results[rank].get(seq) for rank in range(cluster.size)] == [expected] * cluster.size
     cluster.idle()
-    assert all(peer.plane.open_ops == 0 for peer in cluster.peers.values())
+    assert all(peer.plane.usage()["ops"] == 0 for peer in cluster.peers.values())
 
 
 def test_runs_replay_from_their_seed() -> None:
@@ -247,5 +247,5 @@ def test_memory_is_flat_over_many_ops(mode: Mode) -> None:
         cluster.run(cluster.post_all(sums(8), data))
     cluster.idle()
     for peer in cluster.peers.values():
-        assert peer.plane.open_ops == 0
+        assert peer.plane.usage()["ops"] == 0
         assert len(peer.core.groups[cluster.gid].complete) == 0
