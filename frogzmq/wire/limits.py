@@ -19,7 +19,7 @@ CONTROL_BYTES = 256 << 10
 """Largest control message with its head; every message that its model allows stays below."""
 
 FRAME_BYTES = CHUNK_BYTES
-"""Largest single frame: the value of ``ZMQ_MAXMSGSIZE``, so that libzmq drops larger ones unread."""
+"""Largest single frame: the value of ``ZMQ_MAXMSGSIZE``; libzmq cuts off a sender of a larger one."""
 
 DATAGRAM_BYTES = 64 << 10
 """Largest rank-to-peer datagram. Receive with one byte more, so that a longer one is seen as such."""
