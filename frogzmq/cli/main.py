@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 import frogzmq
-from frogzmq.config import load_config, locate_runtime_dir, runtime_dir, unknown_variables
+from frogzmq.config import locate_runtime_dir, unknown_variables
 from frogzmq.errors import ConfigError, FrogError
 
 COULD_NOT = 2
@@ -25,8 +25,6 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; ``FrogError`` ends it with code 2."""
-        for text in unknown_variables():
-            print(f"frogzmq: warning: {text}", file=sys.stderr)
         try:
             return super().invoke(ctx)
         except FrogError as error:
@@ -70,13 +68,12 @@ def peer(
     if stop:
         if config is not None or ephemeral:
             raise ConfigError("--stop goes with --runtime-dir only")
+        _tell_unknown_variables()
         _stop(locate_runtime_dir(explicit=runtime)[0])
         return
-    settings = load_config(config)
-    directory = runtime_dir(explicit=runtime)
     from frogzmq.daemon.main import run
 
-    raise typer.Exit(run(settings, directory, ephemeral=ephemeral))
+    raise typer.Exit(run(config, ephemeral=ephemeral, directory=runtime))
 
 
 @app.command()
@@ -89,6 +86,7 @@ def peek(
     """Show a peer's live state: machines, jobs, ops in flight and whose contributions have arrived."""
     from frogzmq.cli.peek import peek as show
 
+    _tell_unknown_variables()
     directory = locate_runtime_dir(explicit=runtime)[0]
     show(directory, once=once, as_json=as_json, interval_s=interval)
 
@@ -109,6 +107,11 @@ def version() -> None:
     from frogzmq.wire.messages import PROTOCOL
 
     print(f"frogzmq {frogzmq.__version__} (protocol {PROTOCOL})")
+
+
+def _tell_unknown_variables() -> None:
+    for text in unknown_variables():
+        print(f"frogzmq: warning: {text}", file=sys.stderr)
 
 
 def _stop(directory: Path) -> None:

@@ -46,23 +46,32 @@ def render(snapshot: Row) -> RenderableType:
 
 def peer_names(snapshot: Row) -> dict[str, str]:
     """Names for people by peer id: this peer, those it knows, and the machines of its groups."""
-    rows = [_dict(snapshot, "peer") | {"peer": _dict(snapshot, "peer").get("id", "")}]
+    rows = [{"name": about(snapshot).get("name"), "peer": about(snapshot).get("id")}]
     rows += _rows(snapshot, "peers")
     rows += [host for group in _rows(snapshot, "groups") for host in _rows(group, "hosts")]
     return {str(row["peer"]): str(row["name"]) for row in rows if row.get("peer") and row.get("name")}
 
 
+def about(snapshot: Row) -> dict[str, Any]:
+    """The peer itself: its identity, what its process costs, and whatever is said of it under ``peer``."""
+    me, process = _dict(snapshot, "me"), _dict(snapshot, "process")
+    facts = {"id": me.get("peer"), **me, **process}
+    facts |= {key: snapshot[key] for key in ("protocol", "uptime_s", "runtime_dir") if key in snapshot}
+    return facts | _dict(snapshot, "peer")
+
+
 def peer_panel(snapshot: Row) -> RenderableType:
     """Who answers: name, process, addresses, age and cost."""
-    me = _dict(snapshot, "peer")
+    me = about(snapshot)
     endpoints = me.get("endpoints") or []
     lines = [
         f"pid {_text(me, 'pid')} · release {_text(me, 'version')} · protocol {_text(me, 'protocol')} · "
         f"up {seconds(me.get('uptime_s'))} · {size(me.get('rss_bytes'))} resident · "
         f"cpu {seconds(me.get('cpu_s'))}",
         f"listens at {escape(', '.join(map(str, endpoints)) or '-')}",
-        f"runtime dir {escape(_text(me, 'runtime_dir'))}",
     ]
+    if me.get("runtime_dir"):
+        lines.append(f"runtime dir {escape(_text(me, 'runtime_dir'))}")
     title = f"[bold]peer {escape(_text(me, 'name'))}[/] {_text(me, 'id')}"
     return Panel("\n".join(lines), title=title, title_align="left", expand=False)
 
