@@ -128,7 +128,7 @@ class Arena:
 
     def locate(self, array: Bytes) -> tuple[int, int] | None:
         """Segment and offset of an array that ``view`` made (or a slice of one); None for other memory."""
-        address = array.ctypes.data
+        address = array.__array_interface__["data"][0]  # half the price of ``array.ctypes.data``
         for seg, segment in enumerate(self._segments):
             if segment.address <= address < segment.address + segment.size:
                 return seg, address - segment.address
@@ -181,14 +181,16 @@ class Arena:
     def _lease_in(self, place: Place, size: int) -> Extent | None:
         """Find and allocate; when refused, give as many idle bytes back and try once more."""
         extent = self._try_lease(place, size)
+        if extent is not None:
+            return extent
         leased = sum(self._index.leased_in(seg) for seg in place.segments)
-        if extent is None and size <= min(place.limit - leased, self._index.limit - self._index.leased):
+        if size <= min(place.limit - leased, self._index.limit - self._index.leased):
             idle = self._index.committed_in(place.segments) - leased
             self._give_back(self._index.oldest(max(0, idle - size), place.segments))
             if self._index.limit - self._index.committed < size:
                 self.trim(max(0, self._index.idle - size))
-            extent = self._try_lease(place, size)
-        return extent
+            return self._try_lease(place, size)
+        return None
 
     def _try_lease(self, place: Place, size: int) -> Extent | None:
         room = place.limit - self._index.committed_in(place.segments)

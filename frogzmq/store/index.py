@@ -136,8 +136,13 @@ class Index:
     def cold_ranges(self, extent: Extent) -> list[tuple[int, int]]:
         """Offset and size of the parts of a free extent that must be allocated before ``take``."""
         seg, off, size = extent
+        segment = self._segments[seg]
+        whole = segment.blocks.get(off)
+        if whole is not None and whole.size == size and whole.warm:
+            assert whole.owner is None, f"{extent} is leased by {whole.owner}"
+            return []
         ranges = []
-        for block in self._segments[seg].covering(off, off + size):
+        for block in segment.covering(off, off + size):
             assert block.owner is None, f"{extent} is leased by {block.owner}"
             if not block.warm:
                 start, stop = max(off, block.off), min(off + size, block.off + block.size)
@@ -146,10 +151,17 @@ class Index:
 
     def take(self, owner: str, extent: Extent) -> None:
         """Lease an extent that ``find`` named and whose cold ranges are allocated by now."""
-        fresh = sum(size for _, size in self.cold_ranges(extent))
-        assert self.committed + fresh <= self.limit, "find was not asked"
         seg, off, size = extent
         segment = self._segments[seg]
+        whole = segment.blocks.get(off)
+        if whole is not None and whole.size == size and whole.warm and whole.owner is None:
+            whole.owner = owner  # the common case: a block that comes back as it went
+            segment.idle -= size
+            segment.leased += size
+            self._owned.setdefault(owner, set()).add(extent)
+            return
+        fresh = sum(size for _, size in self.cold_ranges(extent))
+        assert self.committed + fresh <= self.limit, "find was not asked"
         for block in segment.covering(off, off + size):
             segment.drop(block)
             if block.warm:

@@ -1,0 +1,1 @@
+"""The bytes of ops in flight: contributions, parts, received chunks, results."""
