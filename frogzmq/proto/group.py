@@ -19,6 +19,7 @@ from frogzmq.plan.plan import Plan, make_hosts
 from frogzmq.plan.strategy import make_plan
 from frogzmq.proto.op import Op
 from frogzmq.proto.settings import CoreSettings
+from frogzmq.proto.view import View
 from frogzmq.types import GroupId, PeerId
 from frogzmq.wire.messages import (
     ChunkHeader,
@@ -38,7 +39,7 @@ DONE_DELAY_S = 0.02
 """Completion of smaller ops usually rides on the next chunk; after this long it is told anyway."""
 FAR_AHEAD = 4
 """A chunk may be this many windows ahead of this machine's watermark; further is a protocol error."""
-MAX_PLANS = 256
+MAX_VIEWS = 256
 RECENT_OPS = 8
 """Closed ops whose order of observation is kept for ``peek``."""
 PATIENCE_REJECTS = 3
@@ -71,7 +72,7 @@ class Group:
         self.gone: dict[int, int] = {}
         """Ranks that take no further part, with the last op that has their contribution."""
         self.next_post: dict[int, int] = {}
-        self.plans: dict[Descriptor, Plan] = {}
+        self.views: dict[Descriptor, View] = {}
         self.manifests: dict[tuple[int, int], str] = {}
         self.next_repair = float("inf")
         self.recent: deque[tuple[int, Op]] = deque(maxlen=RECENT_OPS)
@@ -90,17 +91,18 @@ class Group:
         return f"rank {rank} (process {member.pid} on {member.host})"
 
     # --------------------------------------------------------------------- posting
-    def plan(self, descriptor: Descriptor) -> Plan:
-        """The plan of an op, remembered: training repeats a handful of descriptors."""
-        plan = self.plans.get(descriptor)
-        if plan is None:
-            if len(self.plans) >= MAX_PLANS:
-                self.plans.clear()
-            plan = self.plans[descriptor] = make_plan(
+    def view(self, descriptor: Descriptor) -> View:
+        """The plan of an op as seen from here, remembered: training repeats a handful of descriptors."""
+        view = self.views.get(descriptor)
+        if view is None:
+            if len(self.views) >= MAX_VIEWS:
+                self.views.clear()
+            plan = make_plan(
                 descriptor, self.hosts, self.options.mode, self.options.order,
                 chunk_bytes=self.settings.chunk_bytes, small_bytes=self.settings.small_bytes,
             )  # fmt: skip
-        return plan
+            view = self.views[descriptor] = View(plan, self.here)
+        return view
 
     def posted(
         self, rank: int, seq: int, descriptor: Descriptor, ready: int, now: float, out: list[Effect]
@@ -114,7 +116,7 @@ class Group:
             return
         op = self._op(seq, now)
         if op.descriptor is None:
-            op.open(descriptor, self.plan(descriptor), now, out)
+            op.open(descriptor, self.view(descriptor), now, out)
             for host, tag in op.early_tags.items():
                 if tag != op.tag:
                     self._disagree(op, host, out)
@@ -156,7 +158,7 @@ class Group:
             self.tell_at = min(self.tell_at, now if eager else now + DONE_DELAY_S)
 
     def _manifests(self, op: Op, plan: Plan, out: list[Effect]) -> None:
-        for part in op.local_parts:
+        for part in op.view.local if op.view else ():
             digests = [op.held.get((part.index, span)) for span in range(len(plan.spans))]
             if any(digest is None for digest in digests):
                 continue  # some of it never left this machine

@@ -18,6 +18,7 @@ from __future__ import annotations
 from frogzmq.descriptor import Descriptor
 from frogzmq.machine import Deliver, Effect, Fold, MakePart, OpenOp, SendChunk
 from frogzmq.plan.plan import Part, Plan
+from frogzmq.proto.view import View
 from frogzmq.types import Digest, GroupId, OpKind, PeerId, Role
 from frogzmq.wire.limits import INLINE_BYTES
 from frogzmq.wire.messages import ChunkHeader
@@ -33,46 +34,20 @@ class Op:
     """State of op ``seq`` of a group on host ``here`` (an index into the plan's hosts)."""
 
     __slots__ = (
-        "complete",
-        "delivered",
-        "descriptor",
-        "early",
-        "early_tags",
-        "final",
-        "gid",
-        "held",
-        "here",
-        "local_parts",
-        "missing",
-        "next_span",
-        "observed",
-        "opened_at",
-        "part_left",
-        "parts_left",
-        "piece_done",
-        "pieces_left",
-        "plan",
-        "posted",
-        "prefix",
-        "progress_at",
-        "ready",
-        "rejects",
-        "repair_at",
-        "repair_wait",
-        "seq",
-        "tag",
-        "unconsumed",
-        "with_data",
+        "complete", "delivered", "descriptor", "early", "early_tags", "final", "gid", "held", "here",
+        "missing", "next_span", "observed", "opened_at", "part_left", "parts_left", "piece_done",
+        "pieces_left", "plan", "posted", "prefix", "progress_at", "ready", "rejects", "repair_at",
+        "repair_wait", "seq", "tag", "unconsumed", "view",
     )  # fmt: skip
 
     def __init__(self, gid: GroupId, seq: int, here: int, now: float, repair_after: float) -> None:
         self.gid, self.seq, self.here, self.opened_at = gid, seq, here, now
+        self.view: View | None = None
         self.plan: Plan | None = None
         self.descriptor: Descriptor | None = None
         self.tag = b""
         self.posted: dict[int, float] = {}
         self.ready: dict[int, int] = {}
-        self.local_parts: list[Part] = []
         self.next_span: dict[int, int] = {}
         self.held: dict[tuple[int, int], Digest | None] = {}
         self.early: dict[Key, Digest] = {}
@@ -82,7 +57,6 @@ class Op:
         self.parts_left = self.pieces_left = self.prefix = 0
         self.part_left: dict[int, int] = {}
         self.observed: list[tuple[tuple[int, ...], int, float]] = []
-        self.with_data: frozenset[int] = frozenset()
         self.delivered: dict[int, int] = {}
         self.final: set[int] = set()
         self.unconsumed: set[int] = set()
@@ -92,93 +66,63 @@ class Op:
         self.rejects: dict[Key, list[int]] = {}
 
     # ------------------------------------------------------------------ opening
-    def open(self, descriptor: Descriptor, plan: Plan, now: float, out: list[Effect]) -> None:
+    def open(self, descriptor: Descriptor, view: View, now: float, out: list[Effect]) -> None:
         """The first local rank called the op: its plan is known from now on."""
-        self.descriptor, self.plan, self.tag = descriptor, plan, descriptor.digest(self.seq)[:8]
-        here, spans = self.here, len(plan.spans)
-        self.local_parts = [part for part in plan.parts if part.host == here]
-        self.next_span = {part.index: 0 for part in self.local_parts}
-        self.parts_left = spans * len(self.local_parts)
-        self.missing = [0] * plan.pieces
+        plan = self.plan = view.plan
+        self.descriptor, self.view, self.tag = descriptor, view, descriptor.digest(self.seq)[:8]
+        self.next_span = dict.fromkeys(view.targets, 0)
+        self.parts_left, self.pieces_left = view.parts_left, view.pieces_left
+        self.missing, self.part_left = view.missing.copy(), view.part_left.copy()
         self.piece_done = bytearray(plan.pieces)
-        for piece in range(plan.pieces):
-            if here in plan.folders(piece):
-                sources = plan.sources(piece)
-                self.missing[piece] = len(sources)
-                self.pieces_left += 1
-                for part, _ in sources:
-                    self.part_left[part] = self.part_left.get(part, 0) + 1
-            elif here in plan.receivers(piece):
-                self.pieces_left += 1
-        self.with_data = self._ranks_with_data(plan)
-        out.append(OpenOp(self.gid, self.seq, plan, here))
+        out.append(OpenOp(self.gid, self.seq, plan, self.here))
         early, self.early = self.early, {}
         for (role, part, index), digest in early.items():
             self.arrived(role, part, index, digest, now, out)
-
-    def _ranks_with_data(self, plan: Plan) -> frozenset[int]:
-        kind, root, local = plan.descriptor.kind, plan.descriptor.root, plan.hosts[self.here].ranks
-        if kind == OpKind.BARRIER:
-            return frozenset()
-        if kind == OpKind.REDUCE:
-            return frozenset(r for r in local if r == root)
-        if kind == OpKind.BROADCAST:
-            return frozenset(r for r in local if r != root)
-        return frozenset(local)
-
-    def _contributes(self, rank: int) -> bool:
-        assert self.descriptor is not None
-        return self.descriptor.kind != OpKind.BROADCAST or rank == self.descriptor.root
 
     def handed_over(self, rank: int) -> bool:
         """Whether everything that the op needs of a local rank is in this machine's hands."""
         if rank not in self.posted:
             return False
-        assert self.descriptor is not None
-        return not self._contributes(rank) or self.ready[rank] >= self.descriptor.nbytes
+        assert self.view is not None
+        return rank not in self.view.part_of or self.ready[rank] >= self.view.nbytes
 
     # ------------------------------------------------------------- contributions
     def post(self, rank: int, ready: int, now: float, out: list[Effect]) -> None:
         """A local rank called the op (which is open)."""
-        assert self.plan is not None
         self.posted[rank] = now - self.opened_at
         self.ready[rank] = 0
         self.delivered[rank] = -1
         self.more(rank, ready, now, out)
-        self._deliver(rank, out)
+        if self.prefix:
+            self._deliver(rank, out)
 
     def more(self, rank: int, ready: int, now: float, out: list[Effect]) -> None:
         """The first ``ready`` bytes of a local rank's contribution can be read."""
-        plan = self.plan
+        view, plan = self.view, self.plan
+        assert view is not None
         assert plan is not None
-        if not self._contributes(rank):
-            return
-        if ready < self.ready[rank]:
+        part = view.part_of.get(rank)
+        if part is None or ready < self.ready[rank]:
             return
         self.ready[rank] = ready
-        if ready >= plan.part_nbytes:
+        if ready >= view.nbytes:
             self.observed.append(((rank,), self.here, now - self.opened_at))
-            if rank not in self.with_data and plan.descriptor.kind != OpKind.BARRIER:
+            if rank not in view.with_data and plan.descriptor.kind != OpKind.BARRIER:
                 self._finish(rank, out)  # handed over: a source, or a rank that is not the root
-        for part in self.local_parts:
-            if rank in part.ranks:
-                self._make(part, now, out)
-                break
+        self._make(part, view, now, out)
 
-    def _make(self, part: Part, now: float, out: list[Effect]) -> None:
-        plan = self.plan
-        assert plan is not None
-        ready = self.ready
-        low = plan.part_nbytes
+    def _make(self, part: Part, view: View, now: float, out: list[Effect]) -> None:
+        ready, low = self.ready, view.nbytes
         for rank in part.ranks:
             if rank not in ready:
                 return
             low = min(low, ready[rank])
+        spans, targets = view.plan.spans, view.targets[part.index]
+        several = len(part.ranks) > 1
         index = self.next_span[part.index]
-        spans = plan.spans
         while index < len(spans) and spans[index].stop <= low:
-            leaves = bool(plan.part_targets(part.index, index))
-            if leaves or len(part.ranks) > 1:
+            leaves = bool(targets[index])
+            if leaves or several:
                 out.append(MakePart(self.gid, self.seq, part.index, index, leaves))
             else:
                 self._made(part.index, index, None, now, out)
@@ -187,9 +131,10 @@ class Op:
 
     def part_made(self, part: int, span: int, digest: Digest | None, now: float, out: list[Effect]) -> None:
         """A local part chunk is folded and hashed: push it, and count it as observed here."""
-        plan = self.plan
+        view, plan = self.view, self.plan
+        assert view is not None
         assert plan is not None
-        for host in plan.part_targets(part, span):
+        for host in view.targets[part][span]:
             assert digest is not None
             out.append(self._chunk(plan.hosts[host].peer, Role.PART, part, span, digest))
         self._made(part, span, digest, now, out)
@@ -218,25 +163,32 @@ class Op:
         """Whether a chunk is one that this machine lacks; False: a duplicate, or nothing it was due."""
         key = (int(header.role), header.part, header.index)
         plan = self.plan
-        if plan is None:
+        if plan is None or self.view is None:
             return key not in self.early
         if header.role == Role.PART:
             if header.part >= len(plan.parts) or header.index >= len(plan.spans):
                 return False
             span = plan.spans[header.index]
-            due = self.here in plan.part_targets(header.part, header.index)
-            return due and header.size == span.stop - span.start and (key[1], key[2]) not in self.held
-        if header.index >= plan.pieces or self.here not in plan.receivers(header.index):
+            due = self.view.folds[plan.piece_of(header.part, header.index)]
+            foreign = plan.parts[header.part].host != self.here
+            return (
+                due
+                and foreign
+                and header.size == span.stop - span.start
+                and (key[1], key[2]) not in self.held
+            )
+        if header.index >= plan.pieces or not self.view.receives[header.index]:
             return False
         start, stop = plan.bounds(header.index)
         return header.size == stop - start and not self.piece_done[header.index]
 
     def _observe(self, part: int, span: int, digest: Digest | None, now: float, out: list[Effect]) -> None:
-        plan = self.plan
+        view, plan = self.view, self.plan
+        assert view is not None
         assert plan is not None
         self.held[part, span] = digest
         piece = plan.piece_of(part, span)
-        if self.here not in plan.folders(piece):
+        if not view.folds[piece]:
             return
         left = self.part_left[part] = self.part_left[part] - 1
         owner = plan.parts[part]
@@ -244,16 +196,16 @@ class Op:
             self.observed.append((owner.ranks, owner.host, now - self.opened_at))
         self.missing[piece] -= 1
         if self.missing[piece] == 0:
-            leaves = bool(plan.receivers(piece)) and plan.sender(piece) == self.here
-            out.append(Fold(self.gid, self.seq, piece, leaves))
+            out.append(Fold(self.gid, self.seq, piece, bool(view.hands_out[piece])))
 
     # ------------------------------------------------------------------- results
     def folded(self, piece: int, digest: Digest | None, out: list[Effect]) -> None:
         """A piece stands in the result here; hand it out if that is ours to do."""
-        plan = self.plan
+        view, plan = self.view, self.plan
+        assert view is not None
         assert plan is not None
         if digest is not None:
-            peers = [plan.hosts[host].peer for host in plan.receivers(piece)]
+            peers = [plan.hosts[host].peer for host in view.hands_out[piece]]
             out.extend(self._chunk(peer, Role.RESULT, 0, piece, digest) for peer in peers)
             self.held[-1, piece] = digest
         self._piece(piece, out)
@@ -268,17 +220,17 @@ class Op:
             return
         gap = self.piece_done.find(0, piece)
         self.prefix = len(self.piece_done) if gap < 0 else gap
-        for rank in plan.hosts[self.here].ranks:
-            if rank in self.delivered:
-                self._deliver(rank, out)
+        for rank in self.delivered:
+            self._deliver(rank, out)
 
     def _deliver(self, rank: int, out: list[Effect]) -> None:
-        plan = self.plan
+        view, plan = self.view, self.plan
+        assert view is not None
         assert plan is not None
         if rank in self.final:
             return
         everything = self.prefix == plan.pieces
-        if rank not in self.with_data:
+        if rank not in view.with_data:
             if everything and plan.descriptor.kind == OpKind.BARRIER:
                 self._finish(rank, out)
             return
@@ -317,19 +269,19 @@ class Op:
     # -------------------------------------------------------------------- repair
     def lacking(self) -> dict[int, list[Key]]:
         """Chunks from other machines that are still to come, by the host that owes them."""
-        plan, here = self.plan, self.here
+        plan, view, here = self.plan, self.view, self.here
         lacking: dict[int, list[Key]] = {}
-        if plan is None:
+        if plan is None or view is None:
             return lacking
         for piece in range(plan.pieces):
             if self.piece_done[piece]:
                 continue
-            if here in plan.folders(piece):
+            if view.folds[piece]:
                 for part, span in plan.sources(piece):
                     host = plan.parts[part].host
                     if host != here and (part, span) not in self.held:
                         lacking.setdefault(host, []).append((int(Role.PART), part, span))
-            elif here in plan.receivers(piece):
+            elif view.receives[piece]:
                 lacking.setdefault(plan.sender(piece), []).append((int(Role.RESULT), 0, piece))
         return lacking
 
