@@ -1,0 +1,134 @@
+"""One connection from a local process: its datagrams in, a bounded outbox out, what it holds here."""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from frogzmq.store.index import Extent
+from frogzmq.types import ConnId, GroupId
+from frogzmq.wire import limits, ranks
+from frogzmq.wire.ranks import Assembler, Datagram, Json
+
+MAX_OUTBOX_BYTES = 32 << 20
+"""A process that lets this much pile up does not read: it is disconnected."""
+_CREDENTIALS = struct.Struct("iII")
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """A rank's place in a group, as its connection names it by ``handle``."""
+
+    conn: Connection
+    handle: int
+    gid: GroupId
+    rank: int
+    last: int = 0
+    """Number of the last op that it called."""
+    joined: bool = False
+    in_flight: int = 0
+    partial: dict[int, int] = field(default_factory=dict)
+    """Ops of which only a prefix has been written, with their size."""
+
+
+class Connection:
+    """``pid`` and ``uid`` are what the kernel says of the process at the other end."""
+
+    def __init__(self, number: int, sock: socket.socket, epoll: select.epoll) -> None:
+        self.id = ConnId(number)
+        self.sock, self.fd, self._epoll = sock, sock.fileno(), epoll
+        raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        self.pid, self.uid, _ = _CREDENTIALS.unpack(raw)
+        self.owner = f"connection {number} of process {self.pid}"
+        self.greeted = self.is_rank = self.open = False
+        self.seats: dict[int, Seat] = {}
+        self.leases: dict[tuple[int, int], Extent] = {}
+        self.former: set[int] = set()
+        """Handles of groups that were left: what is still said about them is ignored."""
+        self._assembler = Assembler(ranks.FROM_RANK)
+        self._outbox: deque[bytes] = deque()
+        self._outbox_bytes = 0
+        self._writing = False
+        sock.setblocking(False)
+        epoll.register(self.fd, select.EPOLLIN)
+        self.open = True
+
+    # ------------------------------------------------------------------ reading
+    def receive(self) -> bytes | None:
+        """The next datagram; None if there is none now, empty if the other end is gone."""
+        try:
+            return self.sock.recv(limits.DATAGRAM_BYTES + 1)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
+    def decode(self, datagram: bytes) -> Datagram | None:
+        """The message that the datagram is or completes; ``WireError`` if it is garbage."""
+        return self._assembler.feed(datagram)
+
+    # ------------------------------------------------------------------ sending
+    def send(self, datagram: bytes) -> bool:
+        """Send now, or queue where the other end is slow; ``False``: it is gone or does not read at all."""
+        if not self.open:
+            return False
+        if not self._outbox:
+            try:
+                self.sock.send(datagram, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                return True
+            except BlockingIOError:
+                pass
+            except OSError:
+                return False  # its end of file arrives by the other direction
+        if self._outbox_bytes + len(datagram) > MAX_OUTBOX_BYTES:
+            return False
+        self._outbox.append(datagram)
+        self._outbox_bytes += len(datagram)
+        if not self._writing:
+            self._writing = True
+            self._epoll.modify(self.fd, select.EPOLLIN | select.EPOLLOUT)
+        return True
+
+    def send_json(self, message: Json) -> bool:
+        """Send a JSON message in as many datagrams as it takes."""
+        return all([self.send(datagram) for datagram in ranks.encode_json(message)])
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something is queued."""
+        return bool(self._outbox)
+
+    def flush(self) -> None:
+        """Send what is queued as far as the socket takes it."""
+        outbox = self._outbox
+        while outbox:
+            try:
+                self.sock.send(outbox[0], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                return
+            except OSError:
+                outbox.clear()
+                break
+            self._outbox_bytes -= len(outbox.popleft())
+        self._outbox_bytes = 0
+        if self._writing:
+            self._writing = False
+            self._epoll.modify(self.fd, select.EPOLLIN)
+
+    # ------------------------------------------------------------------- ending
+    def shut(self) -> None:
+        """Make the socket report its end: the loop then closes it outside of whatever is going on now."""
+        with suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket; leases are the service's business."""
+        if self.open:
+            self.open = False
+            self._epoll.unregister(self.fd)
+            self.sock.close()
+            self._outbox.clear()
