@@ -27,20 +27,24 @@ def resolve_mode(descriptor: Descriptor, hosts: int, mode: Mode, small_bytes: in
 def cut(nbytes: int, owners: Sequence[int], shares: Sequence[float], chunk_bytes: int) -> tuple[Span, ...]:
     """Cut ``nbytes`` into spans of at most ``chunk_bytes``; owner i gets about ``shares[i]`` of them.
 
-    Shares need not sum to one. There is always at least one span, perhaps of no bytes.
+    Shares need not sum to one; an owner without a share gets nothing (equal shares if nobody has one).
+    There is always at least one span, perhaps of no bytes. ``chunk_bytes`` is rounded down to ``ALIGN``.
     """
-    total = sum(shares) or 1.0
+    weighed = [(owner, share) for owner, share in zip(owners, shares, strict=True) if share > 0]
+    weighed = weighed or [(owner, 1.0) for owner in owners]
+    total = sum(share for _, share in weighed)
+    step = max(ALIGN, chunk_bytes // ALIGN * ALIGN)
     spans: list[Span] = []
     start, before = 0, 0.0
-    for owner, share in zip(owners, shares, strict=True):
+    for place, (owner, share) in enumerate(weighed, 1):
         before += share
-        last = owner == owners[-1]
+        last = place == len(weighed)  # takes the odd bytes at the end
         end = nbytes if last else min(nbytes, round(nbytes * before / total / ALIGN) * ALIGN)
         while start < end:
-            stop = min(end, start + chunk_bytes)
+            stop = min(end, start + step)
             spans.append(Span(len(spans), start, stop, owner))
             start = stop
-    return tuple(spans) or (Span(0, 0, 0, owners[0]),)
+    return tuple(spans) or (Span(0, 0, 0, weighed[0][0]),)
 
 
 def make_parts(descriptor: Descriptor, hosts: Sequence[Host], order: Order) -> tuple[Part, ...]:

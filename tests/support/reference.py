@@ -1,0 +1,139 @@
+"""What a collective must give, computed dumbly: whole arrays, no blocks, no tricks, no frogzmq kernels.
+
+``reference`` is the oracle of every test that looks at results. It shares only the descriptor and the
+dtype table with the package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from frogzmq.descriptor import Descriptor
+from frogzmq.dtypes import DType, dtype_of
+from frogzmq.types import OpKind, Order, ReduceOp
+
+
+def reference(
+    descriptor: Descriptor,
+    inputs: Sequence[bytes | np.ndarray],
+    hosts: Sequence[Sequence[int]],
+    order: Order = Order.MACHINE,
+) -> bytes:
+    """The result's bytes. ``inputs[r]`` is what rank r gives; ``hosts`` lists each machine's ranks."""
+    kind, dtype = descriptor.kind, dtype_of(descriptor.dtype)
+    raw = [
+        np.frombuffer(x, np.uint8) if isinstance(x, bytes) else x.reshape(-1).view(np.uint8) for x in inputs
+    ]
+    if kind == OpKind.BARRIER:
+        return b""
+    if kind == OpKind.BROADCAST:
+        return raw[descriptor.root].tobytes()
+    if kind == OpKind.ALL_GATHER:
+        return b"".join(x.tobytes() for x in raw)
+    op = descriptor.reduce
+    divide_by = len(raw) if op == ReduceOp.AVG else 0
+    machines = sorted((sorted(ranks) for ranks in hosts), key=lambda ranks: ranks[0])
+    if order == Order.RANK or len(machines) == 1:
+        return level([raw[rank] for rank in range(len(raw))], dtype, op, divide_by).tobytes()
+    parts = [level([raw[rank] for rank in ranks], dtype, op) for ranks in machines]
+    return level(parts, dtype, op, divide_by).tobytes()
+
+
+def level(inputs: Sequence[np.ndarray], dtype: DType, op: ReduceOp, divide_by: int = 0) -> np.ndarray:
+    """One left fold with one rounding: uint8 arrays in, uint8 array out. One input stays as it is."""
+    if len(inputs) == 1 and not divide_by:
+        return inputs[0].copy()
+    with np.errstate(all="ignore"):
+        values = [to_values(x, dtype) for x in inputs]
+        total = values[0]
+        for value in values[1:]:
+            total = combine(total, value, op)
+        if divide_by:
+            total = divide(total, divide_by)
+        return from_values(total, dtype)
+
+
+def to_values(raw: np.ndarray, dtype: DType) -> np.ndarray:
+    """An array to compute with; halves as float32."""
+    if dtype.name == "bfloat16":
+        return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    if dtype.name == "float16":
+        return raw.view(np.float16).astype(np.float32)
+    if dtype.name == "bool":
+        return raw != 0
+    return raw.view(dtype.numpy)
+
+
+def from_values(values: np.ndarray, dtype: DType) -> np.ndarray:
+    """Back to bytes; every NaN becomes the positive quiet one."""
+    if dtype.kind in ("float", "complex", "half"):
+        real = values.view(values.real.dtype).copy()
+        real[np.isnan(real)] = np.nan
+        values = real
+    if dtype.name == "bfloat16":
+        values = nearest_bfloat16(values)
+    elif dtype.name == "float16":
+        values = values.astype(np.float16)
+    return np.ascontiguousarray(values).view(np.uint8)
+
+
+def nearest_bfloat16(values: np.ndarray) -> np.ndarray:
+    """The nearer of the two neighbours, measured in float64; of two equally near ones the even."""
+    down = values.view(np.uint32) >> 16
+    up = down + 1
+    exact = values.astype(np.float64)
+    below = (down << 16).view(np.float32).astype(np.float64)
+    above = (up << 16).view(np.float32).astype(np.float64)
+    # Beyond the largest finite value the next step is infinity, which counts as 2**128 away from zero.
+    above = np.where(np.isinf(above), np.sign(above) * 2.0**128, above)
+    to_below, to_above = np.abs(exact - below), np.abs(above - exact)
+    pick_up = (to_above < to_below) | ((to_above == to_below) & (down % 2 == 1))
+    chosen = np.where(pick_up & np.isfinite(values), up, down).astype(np.uint16)
+    return np.where(np.isnan(values), np.uint16(0x7FC0), chosen)
+
+
+def combine(a: np.ndarray, b: np.ndarray, op: ReduceOp) -> np.ndarray:
+    """One step of the fold."""
+    if a.dtype == np.bool_:
+        either = op in (ReduceOp.SUM, ReduceOp.MAX, ReduceOp.BOR)
+        return a | b if either else a ^ b if op == ReduceOp.BXOR else a & b
+    if op in (ReduceOp.SUM, ReduceOp.AVG):
+        return a + b
+    if op == ReduceOp.PRODUCT:
+        if a.dtype.kind != "c":
+            return a * b
+        product = np.empty_like(a)
+        product.real = a.real * b.real - a.imag * b.imag
+        product.imag = a.real * b.imag + a.imag * b.real
+        return product
+    if op == ReduceOp.BAND:
+        return a & b
+    if op == ReduceOp.BOR:
+        return a | b
+    if op == ReduceOp.BXOR:
+        return a ^ b
+    return smaller(a, b) if op == ReduceOp.MIN else larger(a, b)
+
+
+def smaller(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Minimum; NaN wins, and -0 is less than +0."""
+    if a.dtype.kind != "f":
+        return np.where(a < b, a, b)
+    a_first = (a < b) | ((a == b) & np.signbit(a))
+    return np.where(np.isnan(a), a, np.where(np.isnan(b), b, np.where(a_first, a, b)))
+
+
+def larger(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Maximum; NaN wins, and +0 is more than -0."""
+    if a.dtype.kind != "f":
+        return np.where(a > b, a, b)
+    a_first = (a > b) | ((a == b) & ~np.signbit(a))
+    return np.where(np.isnan(a), a, np.where(np.isnan(b), b, np.where(a_first, a, b)))
+
+
+def divide(total: np.ndarray, by: int) -> np.ndarray:
+    """Divide in the dtype itself; complex numbers part by part."""
+    real = total.view(total.real.dtype)
+    return (real / real.dtype.type(by)).view(total.dtype)
