@@ -1,20 +1,89 @@
-"""A torch.distributed backend over a ZeroMQ gossip fabric. Importing this loads neither torch nor zmq."""
+"""A torch.distributed backend over a ZeroMQ gossip fabric. Importing this loads neither torch nor zmq.
+
+Where torch is loaded already, importing this registers the backend ``frogzmq``; else torch does so by
+itself (entry point) at the end of ``import torch``.
+"""
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from frogzmq.client import Client
+    from frogzmq.client.options import Options
+    from frogzmq.errors import (
+        ConfigError,
+        DeadlineExceeded,
+        DuplicateIdentity,
+        FrogError,
+        GroupBroken,
+        IntegrityError,
+        Mismatch,
+        PeerUnreachable,
+        RankLost,
+        StoreFull,
+        VersionMismatch,
+        WireError,
+    )
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "Client",
+    "ConfigError",
+    "DeadlineExceeded",
+    "DuplicateIdentity",
+    "FrogError",
+    "GroupBroken",
+    "IntegrityError",
+    "Mismatch",
+    "Options",
+    "PeerUnreachable",
+    "RankLost",
+    "StoreFull",
+    "VersionMismatch",
+    "WireError",
+    "__version__",
+    "register",
+]
+
+_HOMES = {"Client": "frogzmq.client", "Options": "frogzmq.client.options"}
+
+
+def register() -> None:
+    """Make ``init_process_group("frogzmq")`` known to torch; harmless when called again. Imports torch."""
+    from frogzmq.backend.register import register as register_with_torch
+
+    register_with_torch()
 
 
 def _register_backend() -> None:
-    """Make ``init_process_group("frogzmq")`` known to torch; harmless when called again."""
-    from frogzmq.backend import register
-
+    """Entry point ``torch.distributed.backends``."""
     register()
 
 
 def _autoload() -> None:
     """Run at the end of ``import torch``; an exception here would make that import fail, so none leaves."""
     try:
-        _register_backend()
+        register()
     except Exception:
         return
+
+
+def __getattr__(name: str) -> Any:
+    """Hand out the public names without importing what they need until somebody asks."""
+    if name not in __all__:
+        raise AttributeError(f"module 'frogzmq' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES.get(name, "frogzmq.errors")), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+# A torch that is still being imported calls `_autoload` when it is complete.
+if getattr(getattr(sys.modules.get("torch"), "distributed", None), "Backend", None) is not None:
+    _autoload()

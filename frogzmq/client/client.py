@@ -24,8 +24,23 @@ from frogzmq.store.map import ArenaMap
 from frogzmq.wire.limits import clip
 from frogzmq.wire.messages import PROTOCOL, JoinGroup
 from frogzmq.wire.ranks import (
-    Bye, Datagram, Error, Explained, Failed, Freed, Hello, Join, Joined, Leased, Leave, Note, Peek, Peeked,
-    Result, Welcome, encode_explain,
+    Bye,
+    Datagram,
+    Error,
+    Explained,
+    Failed,
+    Freed,
+    Hello,
+    Join,
+    Joined,
+    Leased,
+    Leave,
+    Note,
+    Peek,
+    Peeked,
+    Result,
+    Welcome,
+    encode_explain,
 )  # fmt: skip
 
 logger = logging.getLogger("frogzmq")

@@ -23,7 +23,14 @@ from frogzmq.errors import FrogError, GroupBroken, WireError
 from frogzmq.wire import limits
 from frogzmq.wire.messages import JoinGroup
 from frogzmq.wire.ranks import (
-    FINAL, INLINE, NODATA, Result, encode_consumed, encode_explain, encode_post, encode_ready,
+    FINAL,
+    INLINE,
+    NODATA,
+    Result,
+    encode_consumed,
+    encode_explain,
+    encode_post,
+    encode_ready,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -327,5 +334,3 @@ class GroupHandle:
     def error(self) -> FrogError | None:
         """Why the group cannot go on, or None."""
         return self._broken
-
-

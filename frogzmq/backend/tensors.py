@@ -1,0 +1,102 @@
+"""Between tensors and bytes: where a tensor's memory can be used as it is, and copies where it cannot.
+
+Bytes stand for elements in logical (row-major) order, whatever the strides: ranks may differ in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from frogzmq.backend.errors import BadTensor, UnsupportedType
+from frogzmq.dtypes import DTYPES, DType
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+_DTYPES: dict[torch.dtype, DType] = {
+    getattr(torch, name): row for name, row in DTYPES.items() if hasattr(torch, name)
+}
+_OVERLAPS = 1
+"""``torch._debug_has_internal_overlap``: two elements share memory for certain."""
+
+
+def dtype_name(tensor: torch.Tensor, what: str) -> str:
+    """Our name of the tensor's dtype; ``UnsupportedType`` where it has none, or is not dense."""
+    if tensor.layout is not torch.strided:
+        raise UnsupportedType(
+            f"{what}: {tensor.layout} tensors are not supported; call .to_dense() before the collective"
+        )
+    row = _DTYPES.get(tensor.dtype)
+    if row is None:
+        raise UnsupportedType(f"{what}: dtype {tensor.dtype} is not supported; known: {', '.join(DTYPES)}")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise UnsupportedType(f"{what}: tensors on {tensor.device} are not supported, only cpu and cuda")
+    return row.name
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's memory, read from start to end, is its elements in order."""
+    return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def as_bytes(plain: torch.Tensor) -> Bytes:
+    """The memory of a plain CPU tensor as a one-dimensional byte array (no copy; keeps it alive)."""
+    flat = plain.detach().view(-1)
+    array: Bytes = flat.view(torch.uint8).numpy() if flat.dtype != torch.uint8 else flat.numpy()
+    return array
+
+
+def read(tensor: torch.Tensor) -> Bytes:
+    """The tensor's elements in order, as bytes: its own memory if plain, else a copy made now."""
+    if is_plain(tensor):
+        return as_bytes(tensor)
+    tensor = tensor.detach()
+    if tensor.is_cuda:
+        staged = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        # Runs on the caller's current stream, so whatever computes the tensor comes first; then waits.
+        staged.copy_(tensor)
+        return as_bytes(staged)
+    return as_bytes(tensor.resolve_conj().resolve_neg().contiguous())
+
+
+def check_output(tensor: torch.Tensor, what: str) -> None:
+    """``BadTensor`` where elements share memory (expanded): writing them all has no meaning."""
+    expanded = any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    if expanded or torch._debug_has_internal_overlap(tensor) == _OVERLAPS:
+        raise BadTensor(
+            f"{what}: the output tensor of shape {tuple(tensor.shape)} and strides {tuple(tensor.stride())} "
+            "has elements that share memory (an expanded tensor?); pass a .clone() or .contiguous() of it"
+        )
+
+
+def write_into(tensors: Sequence[torch.Tensor], what: str) -> tuple[list[Bytes], Callable[[], None] | None]:
+    """Where result bytes for ``tensors`` go, and what puts them into place afterwards (None: nothing)."""
+    sinks: list[Bytes] = []
+    later: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for tensor in tensors:
+        if is_plain(tensor):
+            sinks.append(as_bytes(tensor))
+            continue
+        check_output(tensor, what)
+        staged = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        later.append((tensor.detach(), staged))
+        sinks.append(as_bytes(staged))
+    if not later:
+        return sinks, None
+    return sinks, lambda: _put_in_place(later)
+
+
+def _put_in_place(later: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copy staged results into tensors with other strides or on a GPU (side stream, then waits)."""
+    for tensor, staged in later:
+        if not tensor.is_cuda:
+            tensor.copy_(staged)
+            continue
+        stream = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            tensor.copy_(staged, non_blocking=True)
+        stream.synchronize()
