@@ -54,19 +54,6 @@ def candidate_addresses(towards: str | None = None) -> list[str]:
     return order_addresses(source_addresses(towards), interface_addresses())
 
 
-def reachable_addresses(bind: str) -> list[str]:
-    """Addresses at which another machine may dial a socket that is bound to ``bind``, best first.
-
-    Everything for the wildcards (IPv4 only for ``0.0.0.0``), nothing for loopback, else ``bind`` itself.
-    """
-    if bind in ("*", "::", "[::]"):
-        return candidate_addresses()
-    if bind == "0.0.0.0":
-        return [address for address in candidate_addresses() if ":" not in address]
-    bare = bind.strip("[]")
-    return [bare] if is_dialable(bare) else []
-
-
 def source_addresses(towards: str | None = None) -> list[str]:
     """What the kernel would send from, towards a host; empty where there is no route or no such name."""
     if towards is None:
@@ -125,3 +112,8 @@ def is_dialable(address: str) -> bool:
     if ip.version == 6 and getattr(ip, "scope_id", None):
         return False
     return not (ip.is_loopback or ip.is_link_local or ip.is_multicast or ip.is_unspecified)
+
+
+def tcp_endpoint(address: str, port: int) -> str:
+    """``tcp://address:port``, with brackets around IPv6."""
+    return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"

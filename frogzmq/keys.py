@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,15 +46,14 @@ def is_key(text: str) -> bool:
     return len(text) == _KEY_CHARACTERS and _Z85.issuperset(text)
 
 
-def load_or_create(directory: Path, make: Callable[[], tuple[str, str]]) -> KeyPair:
+def load_or_create(directory: Path) -> KeyPair:
     """Read the key pair below ``directory``, or put one there (atomically: two starters get one pair).
 
-    ``make`` gives a new (public, secret) pair: ``zmq.curve_keypair``, which only the peer may import.
     ``ConfigError``: the file is malformed, is not ours, or can be read by others, or the directory can.
     """
     path = directory / KEY_FILE
     if not path.exists():
-        _create(path, make)
+        _create(path)
     return load(path)
 
 
@@ -78,12 +76,16 @@ def load(path: Path) -> KeyPair:
     return KeyPair(*keys)
 
 
-def _create(path: Path, make: Callable[[], tuple[str, str]]) -> None:
+def _create(path: Path) -> None:
+    import zmq  # only where a pair is made: whoever reads one does without
+
+    if not zmq.has("curve"):
+        raise ConfigError("this libzmq has no CURVE, so it cannot encrypt: install pyzmq's own wheel")
     try:
         path.parent.parent.mkdir(parents=True, exist_ok=True)
         path.parent.mkdir(mode=0o700, exist_ok=True)
         _check_private(path.parent, "directory", 0o700)
-        public, secret = make()
+        public, secret = (key.decode() for key in zmq.curve_keypair())
         fd, aside = tempfile.mkstemp(dir=path.parent, prefix=".peer.key.")  # mode 0600
         try:
             with open(fd, "w", encoding="ascii") as file:
@@ -113,6 +115,6 @@ def _check_private(path: Path, kind: str, mode: int, status: os.stat_result | No
         raise ConfigError(f"{path}: this {kind} belongs to user {status.st_uid}, not to us ({os.geteuid()})")
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise ConfigError(
-            f"{path}: others can get at this {kind} (mode {stat.S_IMODE(status.st_mode):o}), so the key may be "
-            f"known; remove the key to get a new one, or chmod {mode:o} if you are sure"
+            f"{path}: others can get at this {kind} (mode {stat.S_IMODE(status.st_mode):o}), so they may "
+            f"know the key; remove the key to get a new one, or chmod {mode:o} if you are sure"
         )

@@ -20,8 +20,8 @@ from frogzmq.addresses import (
     is_dialable,
     netns_id,
     order_addresses,
-    reachable_addresses,
     source_addresses,
+    tcp_endpoint,
 )
 
 FOUND = [
@@ -121,12 +121,9 @@ def test_interfaces_that_are_down_are_left_out(monkeypatch):
     assert addresses.interface_addresses() == [InterfaceAddress("eth1", "10.0.1.7")]
 
 
-def test_what_is_told_follows_what_is_bound():
-    assert reachable_addresses("127.0.0.1") == []
-    assert reachable_addresses("192.168.1.7") == ["192.168.1.7"]
-    assert reachable_addresses("[fd00::7]") == ["fd00::7"]
-    assert reachable_addresses("*") == candidate_addresses()
-    assert not any(":" in address for address in reachable_addresses("0.0.0.0"))
+def test_endpoints_bracket_ipv6():
+    assert tcp_endpoint("10.0.0.7", 7000) == "tcp://10.0.0.7:7000"
+    assert tcp_endpoint("fd00::7", 7000) == "tcp://[fd00::7]:7000"
 
 
 def test_the_namespace_is_the_same_in_another_process():
