@@ -1,1 +1,1 @@
-"""The sans-IO machines: peers, groups, ops, transfer. Events in, effects out; no clock, no sockets, no bytes."""
+"""The sans-IO machines: peers, groups, ops, transfer. Events in, effects out; no clock, no sockets."""
