@@ -36,7 +36,6 @@ log = logging.getLogger("frogzmq.peer")
 
 MAX_WORKERS = 8
 MAX_ADDRESSES = 16
-_ANY = ("0.0.0.0", "::", "*")
 _LINGER_MS = 300
 
 
@@ -118,12 +117,7 @@ def _fabric_settings(config: PeerConfig) -> FabricSettings:
 
 
 def _identity(config: PeerConfig, keys: KeyPair, caller: Caller, fabric: Fabric) -> Identity:
-    if config.advertise or config.bind not in _ANY:
-        hosts = config.advertise or [host for host in [config.bind] if is_dialable(host)]
-    else:
-        hosts = candidate_addresses()[:MAX_ADDRESSES]
-        if config.bind == "0.0.0.0":
-            hosts = [host for host in hosts if ":" not in host]
+    hosts = (config.advertise or _reachable(config.bind))[:MAX_ADDRESSES]
     return Identity(
         peer=caller.peer,
         instance=caller.instance,
@@ -137,6 +131,13 @@ def _identity(config: PeerConfig, keys: KeyPair, caller: Caller, fabric: Fabric)
         python=platform.python_version(),
         version=__version__,
     )
+
+
+def _reachable(bind: str) -> list[str]:
+    """Where others can dial a listener on ``bind``, best first; nowhere for loopback."""
+    if bind in ("0.0.0.0", "::", "[::]", "*"):
+        return [host for host in candidate_addresses() if bind != "0.0.0.0" or ":" not in host]
+    return [bind] if is_dialable(bind) else []
 
 
 def _arena(config: PeerConfig, runtime: Path) -> Arena:
