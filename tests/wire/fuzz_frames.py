@@ -8,15 +8,23 @@ coverage; otherwise the golden vectors are mutated at random from a seed that is
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import random
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 if __name__ == "__main__":
     ROOT = Path(__file__).resolve().parents[2]
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+    if "--corpus" in sys.argv:
+        import atheris
+
+        with atheris.instrument_imports(include=["frogzmq"]):
+            importlib.import_module("frogzmq.wire.ranks")
 
 from support.wire_samples import VECTORS, encode_datagrams
 
@@ -120,19 +128,22 @@ def run(seconds: float, seed: int) -> tuple[int, int]:
     return tried, accepted
 
 
-def run_atheris(seconds: float, seed: int) -> None:
-    """Hand over to libFuzzer, which does not return."""
-    import tempfile
-
+def run_atheris(corpus_dir: str, seconds: float, seed: int) -> None:
+    """Hand over to libFuzzer, which ends the process."""
     import atheris
 
-    atheris.instrument_all()
-    directory = Path(tempfile.mkdtemp(prefix="frogzmq-fuzz-"))
-    for number, data in enumerate(corpus()):
-        (directory / str(number)).write_bytes(data)
     options = [sys.argv[0], f"-max_total_time={max(1, int(seconds))}", f"-seed={seed}", "-max_len=4096"]
-    atheris.Setup([*options, str(directory)], check)
+    atheris.Setup([*options, corpus_dir], lambda data: check(data) and None)
     atheris.Fuzz()
+
+
+def guided(seconds: float, seed: int) -> int:
+    """Run this file under atheris with the golden vectors as its first inputs; return the exit status."""
+    with tempfile.TemporaryDirectory(prefix="frogzmq-fuzz-") as directory:
+        for number, data in enumerate(corpus()):
+            (Path(directory) / str(number)).write_bytes(data)
+        again = [sys.executable, __file__, "--seconds", str(seconds), "--seed", str(seed)]
+        return subprocess.run([*again, "--corpus", directory], check=False).returncode
 
 
 def main() -> None:
@@ -140,12 +151,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Fuzz the wire decoders.")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
+    parser.add_argument("--corpus", help="directory of inputs, for the process that runs under atheris")
     options = parser.parse_args()
-    if importlib.util.find_spec("atheris"):
-        run_atheris(options.seconds, options.seed)
-    else:
-        tried, accepted = run(options.seconds, options.seed)
-        print(f"seed {options.seed}: {tried} inputs, {accepted} of them messages, no finding")
+    if options.corpus:
+        run_atheris(options.corpus, options.seconds, options.seed)
+    elif importlib.util.find_spec("atheris"):
+        sys.exit(guided(options.seconds, options.seed))
+    tried, accepted = run(options.seconds, options.seed)
+    print(f"seed {options.seed}: {tried} inputs, {accepted} of them messages, no finding")
 
 
 if __name__ == "__main__":
