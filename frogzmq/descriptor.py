@@ -20,6 +20,7 @@ from frogzmq.types import Digest, OpKind, ReduceOp
 MAX_DESCRIPTOR_BYTES = 1024
 MAX_DIMS = 64
 MAX_NBYTES = 1 << 48
+MAX_RANKS = 1 << 16
 _CONTEXT = "frogzmq 2026 v1 descriptor"
 
 
@@ -84,6 +85,8 @@ def decode_descriptor(encoded: bytes) -> Descriptor:
             raise WireError("descriptor fields have wrong types")
         if type(root) is not int or any(type(n) is not int or n < 0 for n in shape):
             raise WireError("descriptor sizes and root must be integers")
+        if not -1 <= root < MAX_RANKS:
+            raise WireError(f"descriptor names root rank {root}, limit {MAX_RANKS - 1}")
         descriptor = Descriptor(OpKind(kind), ReduceOp(reduce), dtype, tuple(shape), root)
         if descriptor.nbytes > MAX_NBYTES:
             raise WireError(f"descriptor asks for {descriptor.nbytes} bytes, limit {MAX_NBYTES}")

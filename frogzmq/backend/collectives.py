@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import (
 from torch.autograd.profiler import record_function
 
 from frogzmq.backend.errors import BadTensor, FrogError, UnsupportedError, UnsupportedType, surface
-from frogzmq.backend.tensors import dtype_name, read, write_into
+from frogzmq.backend.tensors import as_bytes, dtype_name, is_plain, read, write_into
 from frogzmq.backend.work import FrogWork
 from frogzmq.client import GroupHandle
 from frogzmq.descriptor import Descriptor
@@ -180,8 +180,12 @@ class Collectives:
         timeout_s: float | None,
     ) -> FrogWork:
         """Post an op to which this rank gives ``tensor`` and from which it fills ``outputs``."""
-        sinks, finish = write_into(outputs, what)
-        op = self._group.post(descriptor, read(tensor), sinks, timeout_s=timeout_s, finish=finish)
+        if len(outputs) == 1 and outputs[0] is tensor and is_plain(tensor):
+            src = as_bytes(tensor)
+            op = self._group.post(descriptor, src, (src,), timeout_s=timeout_s)
+        else:
+            sinks, finish = write_into(outputs, what)
+            op = self._group.post(descriptor, read(tensor), sinks, timeout_s=timeout_s, finish=finish)
         return self._tracked(FrogWork(op, outputs or [tensor], what, descriptor.root))
 
     def _tracked(self, work: FrogWork) -> FrogWork:

@@ -20,6 +20,7 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 _DTYPES: dict[torch.dtype, DType] = {
     getattr(torch, name): row for name, row in DTYPES.items() if hasattr(torch, name)
 }
+_WITHOUT_NUMPY = frozenset(dtype for dtype, row in _DTYPES.items() if row.numpy is None)
 _OVERLAPS = 1
 """``torch._debug_has_internal_overlap``: two elements share memory for certain."""
 
@@ -45,8 +46,12 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 def as_bytes(plain: torch.Tensor) -> Bytes:
     """The memory of a plain CPU tensor as a one-dimensional byte array (no copy; keeps it alive)."""
-    flat = plain.detach().view(-1)
-    array: Bytes = flat.view(torch.uint8).numpy() if flat.dtype != torch.uint8 else flat.numpy()
+    # numpy's views cost a third of torch's, which is a tenth of a small op.
+    if plain.requires_grad:
+        plain = plain.detach()
+    if plain.dtype in _WITHOUT_NUMPY:
+        plain = plain.reshape(-1).view(torch.uint8)
+    array: Bytes = plain.numpy().reshape(-1).view(np.uint8)
     return array
 
 

@@ -118,11 +118,11 @@ class Ranks:
             if self._on_line is not None:
                 self._on_line(rank, line.rstrip("\n"))
 
-    def peers(self) -> list[PeerView]:
-        """The peers that answer now, one per machine at most."""
-        views = [find_peer(path) for path in self.runtime_dirs]
-        found = [view for view in views if view is not None]
-        self._peer_pids.update(view.pid for view in found)
+    def peers(self) -> list[tuple[int, PeerView]]:
+        """The peers that answer now, with the machines that they serve."""
+        views = [(host, find_peer(path)) for host, path in enumerate(self.runtime_dirs)]
+        found = [(host, view) for host, view in views if view is not None]
+        self._peer_pids.update(view.pid for _, view in found)
         return found
 
     def wait(self, deadline_s: float, poll: Callable[[], None] | None = None, every_s: float = 0.1) -> None:

@@ -84,7 +84,7 @@ def bench(
         outcomes = _run_all(console, spec, layouts)
     except FrogError as error:
         console.print(f"bench failed: {error}", style="red", markup=False, highlight=False)
-        raise typer.Exit(1) from None
+        raise typer.Exit(2) from None
     except KeyboardInterrupt:
         console.print("interrupted; all processes of the run have ended")
         raise typer.Exit(130) from None

@@ -31,10 +31,10 @@ NOTES = (
 def layout_table(outcome: Outcome) -> Table:
     """One layout: a row per size and backend."""
     title = f"all_reduce, {outcome.layout.describe()}"
-    table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD)
+    table = _table(title)
     table.add_column("size", no_wrap=True)
     table.add_column("backend", no_wrap=True)
-    for name in ("median ms", "p10-p90", "ratio", "sent/host", "CPU s/GB", "memory", "n"):
+    for name in ("ms", "p10-p90", "ratio", "sent/host", "CPU s/GB", "memory"):
         table.add_column(name, justify="right", no_wrap=True)
     for nbytes, cell in outcome.cells.items():
         for index, figures in enumerate(cell):
@@ -47,10 +47,16 @@ def layout_table(outcome: Outcome) -> Table:
                 format_size(max(figures.sent_per_op)) if outcome.layout.peers > 1 else "-",
                 "-" if figures.cpu_s_per_gb is None else f"{figures.cpu_s_per_gb:.2f}",
                 "-" if figures.memory_bytes is None else format_size(figures.memory_bytes),
-                str(figures.count),
                 end_section=index == len(cell) - 1,
             )
     return table
+
+
+def _table(title: str) -> Table:
+    return Table(
+        title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False,
+        collapse_padding=True,
+    )  # fmt: skip
 
 
 def _ms(seconds: float) -> str:
@@ -63,12 +69,7 @@ def _ratio_text(value: float) -> Text:
 
 def micro_table(figures: dict[str, float]) -> Table:
     """Hashing and folding alone."""
-    table = Table(
-        title="one thread alone, 1 MiB at a time",
-        title_justify="left",
-        header_style="bold",
-        box=box.SIMPLE_HEAD,
-    )
+    table = _table("one thread alone, 1 MiB at a time")
     table.add_column("what")
     table.add_column("GB/s of input", justify="right")
     for name, rate in figures.items():

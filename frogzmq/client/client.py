@@ -175,11 +175,11 @@ class Client:
     @property
     def forked(self) -> bool:
         """Whether this is a forked copy of the process that made the client."""
-        return os.getpid() != self._pid
+        return lifecycle.process() != self._pid
 
     def check_usable(self) -> None:
         """Raise where this process must not, or cannot, use the connection."""
-        if os.getpid() != self._pid:
+        if lifecycle.process() != self._pid:
             raise RuntimeError(
                 f"frogzmq was set up in process {self._pid} and cannot be used after fork (this is process "
                 f"{os.getpid()}); call init_process_group in the child itself, or start it with spawn"

@@ -95,12 +95,21 @@ class GroupHandle:
         op = Op(self, descriptor, src, sinks, self.timeout_s if timeout_s is None else timeout_s)
         op.finish = finish
         op.fence = fence
-        with self._lock:
-            if self._broken is not None and self.seq + 1 >= self._broken_from:
-                raise again(self._broken)
-            self.seq = op.seq = self.seq + 1
-            self._queue.append(op)
-        self.start_queued()
+        # Usually nothing is queued and nobody else is posting: then the op starts without the detour.
+        direct = not self._queue and self._starting.acquire(blocking=False)
+        try:
+            with self._lock:
+                if self._broken is not None and self.seq + 1 >= self._broken_from:
+                    raise again(self._broken)
+                self.seq = op.seq = self.seq + 1
+                self._queue.append(op)
+            if direct and self._can_start():
+                self._start(self._queue[0])
+        finally:
+            if direct:
+                self._starting.release()
+        if self._queue or self._queue_wanted:
+            self.start_queued()
         return op
 
     def wait(self, op: Op, timeout_s: float | None) -> None:
@@ -180,13 +189,12 @@ class GroupHandle:
                 if block is None:
                     return False
             with self._lock:
-                if not self._queue or self._queue[0] is not op:
-                    stale = True
-                else:
-                    stale = False
+                # The op may have failed, and left the queue, in the meantime.
+                current = bool(self._queue) and self._queue[0] is op
+                if current:
                     self._queue.popleft()
                     self._open[op.seq] = op
-            if stale:
+            if not current:
                 if block is not None:
                     self.client.leases.give_back(block)
                 return True
@@ -231,7 +239,8 @@ class GroupHandle:
             return
         flags = message.flags
         if not flags & NODATA:
-            room = sum(map(len, op.sinks))
+            sinks = op.sinks
+            room = len(sinks[0]) if len(sinks) == 1 else sum(map(len, sinks))
             if room != message.total:
                 text = f"result of {message.total} bytes for {op.describe()}, expected {room}"
                 self._complete(op, WireError(text))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from frogzmq.descriptor import Descriptor
+from frogzmq.errors import Mismatch
 from frogzmq.plan.plan import FOLDING, Host, Part, Plan, Span
 from frogzmq.types import Mode, OpKind, Order
 
@@ -69,14 +70,22 @@ def make_plan(
     small_bytes: int,
     shares: Sequence[float] | None = None,
 ) -> Plan:
-    """Plan one op. ``shares``: weight of each host as an owner (default: equal)."""
+    """Plan one op. ``shares``: weight of each host as an owner (default: equal).
+
+    ``Mismatch`` where the op needs a root rank and the group has no such rank.
+    """
+    rooted = descriptor.kind in (OpKind.BROADCAST, OpKind.REDUCE)
+    if rooted and not any(descriptor.root in host.ranks for host in hosts):
+        ranks = sorted(rank for host in hosts for rank in host.ranks)
+        raise Mismatch(f"{descriptor.describe()}: no such root rank in this group of ranks {ranks}")
     mode = resolve_mode(descriptor, len(hosts), mode, small_bytes)
     parts = make_parts(descriptor, hosts, order)
     weights = list(shares) if shares is not None else [1.0] * len(hosts)
     owners = list(range(len(hosts)))
     if mode == Mode.SHARD and descriptor.kind == OpKind.BROADCAST and len(hosts) > 1:
         weights[parts[0].host] = 0.0  # the source sends each byte once; the others pass it on
-    if mode == Mode.FAITHFUL:
+    if mode == Mode.FAITHFUL or descriptor.kind == OpKind.ALL_GATHER:
+        # Nobody folds for others, so owners would only add cuts.
         owner = next((i for i, h in enumerate(hosts) if descriptor.root in h.ranks), 0)
         owners, weights = [owner], [1.0]
     if descriptor.kind == OpKind.BARRIER:

@@ -215,7 +215,7 @@ class Group:
         if op.plan is not None and not op.wanted(header):
             self.duplicates += 1
             return
-        op.arrived(header.role, header.part, header.index, header.digest, now, out)
+        op.arrived(header, now, out)
         self.settle(op, now, out)
 
     def rejected(self, peer: PeerId, header: ChunkHeader, now: float, out: list[Effect]) -> None:

@@ -50,7 +50,7 @@ class Op:
         self.ready: dict[int, int] = {}
         self.next_span: dict[int, int] = {}
         self.held: dict[tuple[int, int], Digest | None] = {}
-        self.early: dict[Key, Digest] = {}
+        self.early: dict[Key, ChunkHeader] = {}
         self.early_tags: dict[int, bytes] = {}
         self.missing: list[int] = []
         self.piece_done = bytearray()
@@ -76,8 +76,9 @@ class Op:
         self.piece_done = bytearray(plan.pieces)
         out.append(OpenOp(self.gid, self.seq, plan, self.here))
         early, self.early = self.early, {}
-        for (role, part, index), digest in early.items():
-            self.arrived(role, part, index, digest, now, out)
+        for header in early.values():
+            if self.wanted(header):  # nobody could tell before the plan was known
+                self.arrived(header, now, out)
 
     def handed_over(self, rank: int) -> bool:
         """Whether everything that the op needs of a local rank is in this machine's hands."""
@@ -145,18 +146,16 @@ class Op:
         self._check_complete()
 
     # ------------------------------------------------------------------ arrivals
-    def arrived(
-        self, role: int, part: int, index: int, digest: Digest, now: float, out: list[Effect]
-    ) -> None:
+    def arrived(self, header: ChunkHeader, now: float, out: list[Effect]) -> None:
         """A verified chunk from another machine (``wanted`` said yes to it)."""
         if self.plan is None:
-            self.early[role, part, index] = digest
+            self.early[int(header.role), header.part, header.index] = header
             return
         self.progress_at = now
-        if role == Role.PART:
-            self._observe(part, index, digest, now, out)
+        if header.role == Role.PART:
+            self._observe(header.part, header.index, header.digest, now, out)
         else:
-            self._piece(index, out)
+            self._piece(header.index, out)
         self._check_complete()
 
     def wanted(self, header: ChunkHeader) -> bool:
