@@ -164,6 +164,8 @@ class Op:
         plan = self.plan
         if plan is None or self.view is None:
             return key not in self.early
+        if header.descriptor != self.tag:
+            return False
         if header.role == Role.PART:
             if header.part >= len(plan.parts) or header.index >= len(plan.spans):
                 return False
