@@ -58,7 +58,7 @@ def make_layouts(ranks: str, peers: str) -> list[Layout]:
         raise typer.BadParameter(str(error), param_hint="--ranks/--peers") from None
     if not layouts:
         raise typer.BadParameter(
-            f"no layout: {ranks} rank(s) on {peers} peer(s)", param_hint="--ranks/--peers"
+            f"{ranks} rank(s) cannot be spread over {peers} peer(s)", param_hint="--ranks/--peers"
         )
     return layouts
 

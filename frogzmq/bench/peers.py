@@ -70,12 +70,9 @@ def _read(link: socket.socket, until: float) -> PeerView | None:
 
 
 def bytes_sent(view: PeerView) -> int:
-    """Bytes that the peer has sent to other machines, from its counters."""
-    return _counter(view.snapshot, "bytes_sent")
-
-
-def _counter(snapshot: dict[str, Any], name: str) -> int:
-    """The counter ``name`` wherever the snapshot keeps it; 0 where it is missing."""
-    value = snapshot.get("counters", snapshot.get("stats", {}))
-    found = value.get(name, 0) if isinstance(value, dict) else 0
-    return int(found) if isinstance(found, (int, float)) else 0
+    """Bytes that the peer has handed to its links to other machines so far, from its own counters."""
+    fabric = view.snapshot.get("fabric")
+    links = fabric.get("links") if isinstance(fabric, dict) else None
+    if not isinstance(links, list):
+        return 0
+    return sum(int(link.get("bytes_sent", 0)) for link in links if isinstance(link, dict))

@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-_ACKED, _RECEIVED = 120, 128
-"""Byte offsets of tcpi_bytes_acked and tcpi_bytes_received in struct tcp_info."""
+_SENT, _RESENT, _INFO_BYTES = 200, 208, 216
+"""Byte offsets of tcpi_bytes_sent and tcpi_bytes_retrans in struct tcp_info (Linux 4.19), and of the next."""
 
 
 def cpu_seconds(pid: int) -> float:
@@ -59,7 +59,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def tcp_sockets() -> list[tuple[int, int, int]]:
-    """This process's connected TCP sockets: (local port, remote port, bytes sent and acknowledged)."""
+    """This process's connected TCP sockets: (local port, remote port, bytes sent once)."""
     rows: list[tuple[int, int, int]] = []
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -76,8 +76,9 @@ def tcp_sockets() -> list[tuple[int, int, int]]:
                 info = probe.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
             except OSError:
                 continue
-        if len(info) >= _RECEIVED:
-            rows.append((local, remote, struct.unpack_from("<Q", info, _ACKED)[0]))
+        if len(info) >= _INFO_BYTES:
+            sent, again = struct.unpack_from("=QQ", info, _SENT)
+            rows.append((local, remote, sent - again))
     return rows
 
 

@@ -21,7 +21,7 @@ NOTES = (
     "time: median over iterations of the slowest rank (10th to 90th percentile); "
     "ratio: the first backend's time by this one's, above 1 this one is faster",
     "sent/host: bytes to the other machine per op, largest host; frogzmq: peers' counters; "
-    "others: TCP sockets of the ranks (kernel's count of acknowledged bytes)",
+    "others: TCP sockets of the ranks (the kernel's count)",
     "CPU: seconds of all ranks, and of frogzmq's peers, per 1e9 bytes of tensor",
     "memory: peak beyond the tensors and what was there before any; for frogzmq with peers and arena. "
     "Backends share the ranks' processes, so what one keeps there counts for the other too",
