@@ -59,7 +59,10 @@ def fold_into(
     above 0 divides the folded value (AVG). Halves accumulate in float32 and round once, at the end.
     ``WireError`` where the dtype does not know the op, ``ValueError`` where the lengths do not fit.
     """
-    _check(out, inputs, dtype, reduce, divide_by)
+    _check_lengths(out, inputs, dtype)
+    if not out.nbytes:
+        return  # a barrier, too: several inputs of no bytes and no op
+    _check_cell(inputs, dtype, reduce, divide_by)
     if len(inputs) == 1 and not divide_by:
         if out.__array_interface__["data"] != inputs[0].__array_interface__["data"]:
             np.copyto(out, inputs[0])
@@ -77,12 +80,15 @@ def fold_into(
             _fold_exact(out, inputs, dtype, reduce)
 
 
-def _check(out: Bytes, inputs: Sequence[Bytes], dtype: DType, reduce: ReduceOp, divide_by: int) -> None:
+def _check_lengths(out: Bytes, inputs: Sequence[Bytes], dtype: DType) -> None:
     if not inputs:
         raise ValueError("a fold needs at least one input")
     if any(x.nbytes != out.nbytes for x in inputs) or out.nbytes % dtype.itemsize:
         sizes = [x.nbytes for x in inputs]
         raise ValueError(f"fold of {sizes} bytes of {dtype.name} into {out.nbytes} bytes")
+
+
+def _check_cell(inputs: Sequence[Bytes], dtype: DType, reduce: ReduceOp, divide_by: int) -> None:
     if len(inputs) > 1 or divide_by:
         refused = fold_refusal(ReduceOp.AVG if divide_by else reduce, dtype) or fold_refusal(reduce, dtype)
         if refused:

@@ -182,3 +182,8 @@ def test_lengths_must_fit():
         fold_into(b.copy(), [b, b], dtype_of("float64"), ReduceOp.SUM)
     with pytest.raises(ValueError, match="at least one"):
         fold_into(a, [], dtype_of("float32"), ReduceOp.SUM)
+
+
+def test_a_barrier_folds_nothing():
+    empty = np.zeros(0, np.uint8)
+    fold_into(empty, [empty, empty, empty], dtype_of("uint8"), ReduceOp.NONE)
