@@ -46,6 +46,8 @@ class Joining:
         self.heard: dict[int, bool] = {}
         """Hosts whose ranks have all joined; the value says whether that host is settled."""
         self.settled = False
+        self.told: set[int] = set()
+        """Hosts that were sent our word that we are settled."""
 
     @property
     def deadline(self) -> float:
@@ -60,7 +62,7 @@ class Joining:
     def over(self) -> bool:
         """Whether everyone has heard everyone."""
         others = len(self.group.hosts) - 1
-        return self.settled and sum(self.heard.values()) == others
+        return self.settled and sum(self.heard.values()) == others == len(self.told)
 
     def add(self, rank: int, join: JoinGroup, now: float, out: list[Effect]) -> None:
         """A local rank joins."""
@@ -122,10 +124,13 @@ class Joining:
         """Repeat ourselves, say who is missing, give up in time."""
         group = self.group
         if now >= self.send_at:
-            self.send_at = float("inf") if self.over else now + RESEND_S
             for index, host in enumerate(group.hosts):
-                if index != group.here and not self.heard.get(index, False) and peers.is_up(host.peer):
+                done = self.heard.get(index, False) and index in self.told
+                if index != group.here and not done and peers.is_up(host.peer):
                     out.append(Send(host.peer, self._message()))
+                    if self.settled:
+                        self.told.add(index)
+            self.send_at = float("inf") if self.over else now + RESEND_S
         if self.settled:
             return
         if now >= self.fail_at:
