@@ -7,13 +7,14 @@ it; greetings and pings pass by themselves while a path is open. Digests stand f
     set chunk_bytes=1024 ...        settings of peers made afterwards
     peers A B                       make them (one machine each)
     group G A:0,1 B:2 [mode=shard]  all ranks join and hear of each other
-    join G A:0 B:1 / A:0            the same, but only the ranks after the slash join, and nothing is delivered
+    join G A:0 B:1 / A:0            the same, but only A's rank joins, and nothing is delivered
     post 0,1 all_reduce SUM float32 [8] [root=0] [ready=16]
     ready 0 1 32                    rank 0 has written 32 bytes of op 1
     deliver A->B [n] / drop A->B [n] / damage A->B / queue
     settle                          deliver everything until nothing is left
     leave 1 [clean] reason...       a rank goes
-    kill B / cut A-B / heal A-B     a machine goes; a path swallows everything
+    kill B / start B                a machine goes; it is back, as a new instance
+    cut A-B / heal A-B              a path swallows everything
     advance 2s                      time passes
     explain A 1 / state A           what a machine says
 """
@@ -78,10 +79,11 @@ def hashed(*what: object) -> Digest:
 class Machine:
     """One peer core and its wires."""
 
-    def __init__(self, name: str, number: int, settings: CoreSettings) -> None:
+    def __init__(self, name: str, number: int, settings: CoreSettings, start: int = 1) -> None:
+        self.number, self.start = number, start
         self.name, self.endpoint, self.alive = name, f"tcp://{name}:1", True
         self.id = PeerId(f"{number:016x}")
-        self.who = Identity(peer=self.id, instance=f"{name}1", name=name, endpoints=[self.endpoint])
+        self.who = Identity(peer=self.id, instance=f"{name}{start}", name=name, endpoints=[self.endpoint])
         self.core = PeerCore(self.who, settings, Random(name))
 
 
@@ -94,6 +96,7 @@ class Script:
         self.machines: dict[str, Machine] = {}
         self.queues: dict[tuple[str, str], deque[Message | ChunkHeader]] = {}
         self.cut: set[frozenset[str]] = set()
+        self.swallowed: list[tuple[Machine, Machine]] = []
         self.join: JoinGroup | None = None
         self.home: dict[int, Machine] = {}
         self.next_seq: dict[int, int] = {}
@@ -143,13 +146,15 @@ class Script:
         return a.alive and b.alive and frozenset((a.name, b.name)) not in self.cut
 
     # -------------------------------------------------------------------- effects
-    def _effect(self, m: Machine, effect: Effect) -> None:
+    def _effect(self, m: Machine, effect: Effect) -> None:  # noqa: C901, PLR0912 - one case per effect
         match effect:
             case Dial():
                 there = self._at(effect.endpoint)
                 if self._open(m, there):
                     self._event(m, LinkUp(effect.endpoint))
-                elif not there.alive:
+                elif there.alive:
+                    self.swallowed.append((m, there))
+                else:
                     self._event(m, LinkDown(effect.endpoint, "connection refused"))
             case SendLink():
                 there = self._at(effect.endpoint)
@@ -193,7 +198,7 @@ class Script:
         fields = what.model_dump(exclude={"gid", "members", "options", "root", "observed"})
         return f"{type(what).__name__} " + " ".join(f"{k}={v}" for k, v in fields.items())
 
-    def _say(self, m: Machine, effect: Effect) -> None:
+    def _say(self, m: Machine, effect: Effect) -> None:  # noqa: C901, PLR0912 - one case per effect
         match effect:
             case OpenOp():
                 plan = effect.plan
@@ -250,6 +255,8 @@ class Script:
                 self.home[rank] = self.machines[machine]
                 members.append(Member(rank=rank, pid=1000 + rank, host=machine, who=who))
         gid = hashed(name)[:16].hex()
+        if self.join is None or self.join.gid != gid:
+            self.next_seq = {}
         self.join = JoinGroup(
             gid=gid, job="script", name=name, rank=0, size=len(members), timeout_s=60.0,
             options=GroupOptions(**options), members=members,
@@ -341,6 +348,13 @@ class Script:
         for machine in self.machines.values():
             self._event(machine, LinkDown(dead.endpoint, "connection closed"))
 
+    def do_start(self, name: str) -> None:
+        old = self.machines[name]
+        self.machines[name] = Machine(name, old.number, self.settings, old.start + 1)
+        for machine in self.machines.values():  # whoever still has a link: its transport reconnects
+            if machine.name != name:
+                self._event(machine, LinkUp(old.endpoint))
+
     def do_cut(self, pair: str) -> None:
         a, b = pair.split("-")
         self.cut.add(frozenset((a, b)))
@@ -349,6 +363,10 @@ class Script:
 
     def do_heal(self, pair: str) -> None:
         self.cut.discard(frozenset(pair.split("-")))
+        dials, self.swallowed = self.swallowed, []
+        for machine, there in dials:
+            if self._open(machine, there):
+                self._event(machine, LinkUp(there.endpoint))
 
     def do_advance(self, duration: str) -> None:
         until = self.now + float(duration.rstrip("s"))
