@@ -39,7 +39,7 @@ class Loop:
         epoll.register(self._wake, select.EPOLLIN)
         epoll.register(driver.workers.fd, select.EPOLLIN)
         self._end_at = clock() + EPHEMERAL_FIRST_S if ephemeral else math.inf
-        self._ephemeral, self._had_ranks = ephemeral, False
+        self._ephemeral, self._ranks_seen = ephemeral, 0
 
     def stop(self, why: str, *, failed: bool = False) -> None:
         """End soon; safe in signal handlers and other threads."""
@@ -85,15 +85,17 @@ class Loop:
                 os.eventfd_read(fd)
 
     def _watch_end(self, now: float) -> None:
-        if self.driver.service.living:
-            self._had_ranks, self._end_at = True, math.inf
-        elif self._had_ranks and self._end_at == math.inf:
+        service = self.driver.service
+        if service.living:
+            self._end_at = math.inf
+        elif service.ever and (self._end_at == math.inf or service.ever != self._ranks_seen):
             self._end_at = now + EPHEMERAL_GRACE_S
         elif now >= self._end_at:
-            if self._had_ranks and self.driver.core.busy:
+            if service.ever and self.driver.core.busy:
                 self._end_at = now + EPHEMERAL_GRACE_S  # other machines may still ask for bytes
             else:
-                self.stop("no rank is left" if self._had_ranks else "no rank ever came")
+                self.stop("no rank is left" if service.ever else "no rank ever came")
+        self._ranks_seen = service.ever
 
     def flush(self) -> None:
         """Let last words leave, for a bounded time."""

@@ -7,7 +7,7 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from frogzmq.config import load_config, runtime_dir, warn_unknown_variables
@@ -43,10 +43,11 @@ def run(config_path: Path | None = None, *, ephemeral: bool = False, directory: 
     warn_unknown_variables()
     lock = PeerLock(directory)
     try:
+        signals = _Signals()
         peer = Peer(config, directory, ephemeral=ephemeral)
         try:
             _tune()
-            _on_signals(peer)
+            signals.stop_with(peer.loop.stop)
             peer.run()
         finally:
             peer.close()
@@ -56,11 +57,26 @@ def run(config_path: Path | None = None, *, ephemeral: bool = False, directory: 
     return 1 if peer.loop.failed else 0
 
 
-def _on_signals(peer: Peer) -> None:
-    """SIGTERM and SIGINT stop the peer; a terminal that goes away does not."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda got, frame: peer.loop.stop(signal.Signals(got).name))
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+class _Signals:
+    """SIGTERM and SIGINT stop the peer, also while it is being built; a terminal that goes away does not."""
+
+    def __init__(self) -> None:
+        self._got = ""
+        self._stop: Callable[[str], None] | None = None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self._got = signal.Signals(number).name
+        if self._stop is not None:
+            self._stop(self._got)
+
+    def stop_with(self, stop: Callable[[str], None]) -> None:
+        """From now on a signal calls ``stop``; one that came before does so now."""
+        self._stop = stop
+        if self._got:
+            stop(self._got)
 
 
 def _tune() -> None:
