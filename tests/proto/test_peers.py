@@ -225,6 +225,24 @@ def test_a_connection_that_comes_back_at_once_is_a_new_epoch_without_a_death():
     assert only(out, PeerUp) == [PeerUp(BOB_ID, 2)]
 
 
+def test_a_reconnection_whose_loss_went_unnoticed_is_a_new_epoch_too():
+    alice = attached()
+    assert SendLink(AT_BOB, Hello(who=ALICE)) in alice.handle(LinkUp(AT_BOB), 2.0)
+    out = alice.handle(LinkReceived(AT_BOB, Welcome(who=BOB)), 2.1)
+    assert only(out, PeerUp) == [PeerUp(BOB_ID, 2)]
+    assert not only(out, PeerDown)
+
+
+def test_a_peer_that_answers_slowly_is_given_more_time_in_every_round():
+    alice = table()
+    now, out, dialled = 0.0, alice.learn(BOB, 0.0), 0.0
+    while now - dialled < 5.0:
+        dialled = now if only(out, Dial) else dialled
+        now = alice.deadline
+        out = alice.handle(Tick(), now)
+        assert not only(out, PeerDown)
+
+
 def test_a_connection_that_stays_closed_is_a_death():
     alice = attached()
     alice.handle(LinkDown(AT_BOB, "connection lost"), 1.0)
@@ -308,6 +326,15 @@ def test_a_newcomer_takes_over_at_once_when_the_connection_is_closed():
     out = alice.handle(Received(BOB_ID, "2", b"new", Hello(who=identity(2, "bob", "2"))), 1.1)
     assert only(out, PeerDown)
     assert Reply(b"new", Welcome(who=ALICE)) in out
+
+
+def test_a_newcomer_that_waits_takes_over_as_soon_as_the_connection_closes():
+    alice = attached()
+    new = identity(2, "bob", "2")
+    alice.handle(Received(BOB_ID, "2", b"new", Hello(who=new)), 1.0)
+    out = alice.handle(LinkDown(AT_BOB, "connection lost"), 1.2)
+    assert Reply(b"new", Welcome(who=ALICE)) in out
+    assert "restarted" in only(out, PeerDown)[0].reason
 
 
 def test_a_newcomer_that_already_answers_on_the_old_link_takes_over():
