@@ -81,9 +81,9 @@ def narrow_float16(source: F32, out: U16, scratch: Scratch) -> None:
     np.bitwise_and(power, _EXPONENT, out=power)
     np.add(power, _ABOVE, out=power)
     np.add(source, floor, out=source)
-    # The sum's bits exceed the power's by the rounded significand, hidden bit included.
-    np.subtract(bits, power, out=bits)
-    np.right_shift(power, _13, out=power)
+    # The sum is the power plus the rounded significand, hidden bit included, in its lowest bits: the
+    # exponent moved down to float16's place adds to it, and casting drops the exponent above.
+    np.right_shift(bits, _13, out=power)
     np.add(bits, power, out=bits)
     np.copyto(out, bits, casting="unsafe")
     np.subtract(out, _BIAS16, out=out)

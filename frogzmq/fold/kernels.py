@@ -75,7 +75,7 @@ def fold_into(
             real = np.float32 if dtype.name in ("float32", "complex64") else np.float64
             _fold_float(out, inputs, np.dtype(real), reduce, divide_by)
         elif dtype.kind == "complex":
-            _fold_complex_product(out, inputs, np.dtype(dtype.numpy), divide_by)
+            _fold_complex_product(out, inputs, np.dtype(dtype.numpy))
         else:
             _fold_exact(out, inputs, dtype, reduce)
 
@@ -93,6 +93,8 @@ def _check_cell(inputs: Sequence[Bytes], dtype: DType, reduce: ReduceOp, divide_
         refused = fold_refusal(ReduceOp.AVG if divide_by else reduce, dtype) or fold_refusal(reduce, dtype)
         if refused:
             raise WireError(refused)
+    if divide_by and reduce not in (ReduceOp.SUM, ReduceOp.AVG):
+        raise ValueError(f"only a sum is divided, not a fold by {reduce.name}")
 
 
 def _chain(xs: Sequence[Array], out: Array, acc: Array, combine: Combine) -> None:
@@ -139,16 +141,15 @@ def _fold_float(
     combine = _combine_for(reduce)
     step = BLOCK_BYTES // kind.itemsize
     acc = np.empty(min(step, target.size) if len(xs) > 2 else 0, kind)
-    divisor = kind.type(divide_by)
     for start in range(0, target.size, step):
         block = slice(start, start + step)
         to = target[block]
         if len(xs) == 1:
-            np.divide(xs[0][block], divisor, out=to)
+            _divide(xs[0][block], divide_by, to)
         else:
             _chain([x[block] for x in xs], to, acc[: to.size], combine)
             if divide_by:
-                np.divide(to, divisor, out=to)
+                _divide(to, divide_by, to)
         _settle(to)
 
 
@@ -175,6 +176,15 @@ def _extreme(op: np.ufunc, merge: np.ufunc, a: Array, b: Array, out: Array) -> N
     np.copyto(out.view(unsigned), signs, where=zeros)
 
 
+def _divide(values: Array, by: int, out: Array) -> None:
+    """Divide by an integer in the dtype itself."""
+    if by & (by - 1) == 0:
+        # The inverse of a power of two is exact, so the product rounds as the quotient does, and sooner.
+        np.multiply(values, values.dtype.type(1 / by), out=out)
+    else:
+        np.divide(values, values.dtype.type(by), out=out)
+
+
 def _settle(values: Array) -> None:
     """Make every NaN the same NaN."""
     if halves.has_nan(values):
@@ -182,7 +192,7 @@ def _settle(values: Array) -> None:
 
 
 # ---------------------------------------------------------------------- complex
-def _fold_complex_product(out: Bytes, inputs: Sequence[Bytes], kind: np.dtype[Any], divide_by: int) -> None:
+def _fold_complex_product(out: Bytes, inputs: Sequence[Bytes], kind: np.dtype[Any]) -> None:
     """Products by the four real ones: numpy's own loop fuses some, depending on the processor."""
     real = np.dtype(np.float32 if kind.itemsize == 8 else np.float64)
     target, xs = out.view(real), [x.view(real) for x in inputs]
@@ -223,5 +233,5 @@ def _fold_half(out: Bytes, inputs: Sequence[Bytes], dtype: DType, reduce: Reduce
             widen(x[block], right, scratch)
             combine(left, right, left)
         if divide_by:
-            np.divide(left, np.float32(divide_by), out=left)
+            _divide(left, divide_by, left)
         narrow(left, to, scratch)

@@ -130,6 +130,19 @@ def test_half_average_divides_before_it_rounds():
     assert out.view(np.float16)[0] == 65504, "the sum does not fit float16, the average does"
 
 
+@pytest.mark.parametrize("name", ["float32", "float64", "float16", "bfloat16", "complex64"])
+@pytest.mark.parametrize("by", [1, 2, 3, 4, 7, 8, 1000, 1024])
+def test_averages_are_quotients_down_to_the_subnormals(name, by):
+    dtype = dtype_of(name)
+    inputs = [sample(dtype, 2000, seed) for seed in range(2)]
+    tiny = np.arange(256 * 16, dtype=np.uint32).view(np.uint8)[: inputs[0].size // 32 * 16]
+    inputs[0][: tiny.size], inputs[1][: tiny.size] = tiny, 0
+    for used in (1, 2):
+        out = np.empty_like(inputs[0])
+        fold_into(out, inputs[:used], dtype, ReduceOp.AVG, by)
+        assert out.tobytes() == level(inputs[:used], dtype, ReduceOp.AVG, by).tobytes()
+
+
 def test_order_is_left_to_right():
     dtype = dtype_of("float32")
     big, one = (np.array([value], np.float32).view(np.uint8) for value in (1e8, 1.0))
@@ -172,6 +185,12 @@ def test_unsupported_cells_are_refused_by_name(name, op, divide_by):
     data = np.zeros(16, np.uint8)
     with pytest.raises(WireError, match=name):
         fold_into(data.copy(), [data, data], dtype_of(name), op, divide_by)
+
+
+def test_only_sums_are_divided():
+    data = np.zeros(16, np.uint8)
+    with pytest.raises(ValueError, match="PRODUCT"):
+        fold_into(data.copy(), [data, data], dtype_of("complex64"), ReduceOp.PRODUCT, 2)
 
 
 def test_lengths_must_fit():
