@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import socket
 import subprocess
@@ -190,6 +191,34 @@ def test_peek_json_gives_a_line_per_look(peer: StandIn, directory: Path) -> None
         assert running.stderr.read() == b""
         assert running.wait(10) == 130
     assert [json.loads(line) for line in lines] == [full_snapshot()] * 3
+
+
+def test_peek_on_a_terminal_is_live_and_ends_with_ctrl_c(peer: StandIn, directory: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "frogzmq.cli.main", "peek", "--interval", "0.05"]
+    env = os.environ | {
+        "FROGZMQ_RUNTIME_DIR": str(directory),
+        "TERM": "xterm",
+        "COLUMNS": "160",
+        "LINES": "50",
+    }
+    with subprocess.Popen(
+        command, env=env, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    ) as running:
+        os.close(theirs)
+        seen = b""
+        while seen.count(b"peer alpha") < 3:
+            seen += os.read(ours, 1 << 16)
+        running.send_signal(signal.SIGINT)
+        seen = b""
+        try:
+            while piece := os.read(ours, 1 << 16):
+                seen += piece
+        except OSError:
+            pass  # that is how a terminal says that nobody writes to it any more
+        assert running.wait(10) == 0
+    os.close(ours)
+    assert b"Traceback" not in seen
 
 
 def test_tools_peek_is_the_same_command(peer: StandIn, directory: Path) -> None:
