@@ -139,7 +139,7 @@ def table_of(runs: list[Run]) -> Table:
     table.rows[-1].end_section = True
     for machine in range(LAYOUT.peers):
         ranks = "+".join(map(str, LAYOUT.ranks_of(machine)))
-        label = f"order observed on\nmachine {machine} (ranks {ranks})"
+        label = f"machine {machine} (ranks {ranks})\nobserved, in order"
         table.add_row(label, *(_orders_text(run, machine) for run in runs))
     return table
 
@@ -149,9 +149,10 @@ def _orders_text(run: Run, machine: int) -> str:
         return "fixed by the ring"
     orders = run.observed.orders(machine)
     total = sum(count for _, count in orders)
-    lines = [f"{text}   ({count} of {total} ops looked at)" for text, count in orders[:ORDERS_SHOWN]]
+    lines = [f"{text:14} {count} of {total} ops" for text, count in orders[:ORDERS_SHOWN]]
     if len(orders) > ORDERS_SHOWN:
-        lines.append(f"and {len(orders) - ORDERS_SHOWN} other orders")
+        rest = sum(count for _, count in orders[ORDERS_SHOWN:])
+        lines.append(f"{'other orders':14} {rest} of {total} ops")
     return "\n".join(lines) or "no op was caught by a look"
 
 
