@@ -284,19 +284,19 @@ class PeerTable:
         self._welcomed(contact, who, now)
 
     def _welcomed(self, contact: Contact, who: Identity, now: float) -> None:
+        restarted = who.instance != contact.who.instance
+        if contact.state in ATTACHED and restarted:
+            self._d.out.append(PeerDown(contact.peer, self._d.restarted_text(contact.who)))
         challenger, contact.challenger = contact.challenger, None
         if challenger is not None and challenger.route:
             same = who.instance == challenger.who.instance
             text = duplicate_text(who, challenger.who)
             answer = Welcome(who=self.me) if same else Refuse(code="DuplicateIdentity", text=text)
             self._d.out.append(Reply(challenger.route, answer))
-        restarted = who.instance != contact.who.instance
         if contact.state in REACHABLE and not restarted and not contact.greeting:
             contact.who = who
             self._d.sign_of_life(contact, now)
             return
-        if contact.state in ATTACHED and restarted:
-            self._d.out.append(PeerDown(contact.peer, self._d.restarted_text(contact.who)))
         contact.who = who
         contact.state, contact.connected, contact.greeting = State.UP, True, False
         contact.reason, contact.rounds, contact.resting = "", 0, False
