@@ -10,6 +10,7 @@ import os
 import selectors
 import socket
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -92,10 +93,15 @@ class FakePeer:
         for conn in (*self.conns, self.sock):
             conn.close()
         self.conns.clear()
+        self.selector.close()
         (self.folder / "peer.sock").unlink(missing_ok=True)
 
     def said(self, kind: type) -> list:
-        """Messages of one kind that arrived."""
+        """Messages of one kind that arrived; waits a little for the first."""
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline and not any(type(m) is kind for m in self.log):
+            time.sleep(0.01)
+        time.sleep(0.05)
         return [message for message in self.log if type(message) is kind]
 
     def release(self) -> None:
@@ -118,15 +124,15 @@ class FakePeer:
                     self.conns[conn] = w.Assembler(w.FROM_RANK)
                     self.selector.register(conn, selectors.EVENT_READ)
                 else:
-                    self._read(key.fileobj)
+                    try:
+                        self._read(key.fileobj)
+                    except OSError:  # the client has closed its end
+                        self._forget(key.fileobj)
 
     def _read(self, conn: socket.socket) -> None:
         data = conn.recv(limits.DATAGRAM_BYTES + 1)
         if not data:
-            self.selector.unregister(conn)
-            del self.conns[conn]
-            conn.close()
-            self.log.append("eof")
+            self._forget(conn)
             return
         message = self.conns[conn].feed(data)
         if message is not None:
@@ -134,6 +140,11 @@ class FakePeer:
             handler = getattr(self, f"_on_{type(message).__name__.lower()}", None)
             if handler is not None:
                 handler(conn, message)
+
+    def _forget(self, conn: socket.socket) -> None:
+        self.selector.unregister(conn)
+        del self.conns[conn]
+        conn.close()
 
     def _json(self, conn: socket.socket, message: object) -> None:
         for piece in w.encode_json(message):
