@@ -103,6 +103,8 @@ def _spawn(folder: Path, env: Mapping[str, str] | None) -> subprocess.Popen[byte
     before = child_env.get("PYTHONPATH")
     child_env["PYTHONPATH"] = f"{package}{os.pathsep}{before}" if before else package
     child_env["FROGZMQ_RUNTIME_DIR"] = os.fspath(folder)
+    if child_env.get("FROGZMQ_CONFIG"):  # the peer runs in another folder, so a relative path would miss
+        child_env["FROGZMQ_CONFIG"] = os.path.abspath(child_env["FROGZMQ_CONFIG"])
     with open(folder / "peer.log", "ab") as log:
         process = subprocess.Popen(
             # -P: a file named zmq.py or queue.py beside the user's script must not be imported.
