@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from blake3 import blake3
@@ -111,8 +112,11 @@ class Cluster:
         """Every rank calls the op, each after its own delay."""
         for rank in self.host_of:
             delay = delays_s[rank] if delays_s else 0.0
-            self.world.after(delay, lambda rank=rank: self.post(rank, descriptor, data[rank]))  # type: ignore[misc]
+            self.world.after(delay, partial(self._call, rank, descriptor, data[rank]))
         return self.seq[0] + 1
+
+    def _call(self, rank: int, descriptor: Descriptor, data: bytes) -> None:
+        self.post(rank, descriptor, data)
 
     def leave(self, rank: int, *, clean: bool = True, reason: str = "exited") -> None:
         """A rank goes."""
