@@ -53,7 +53,7 @@ from frogzmq.proto.peer import PeerCore
 from frogzmq.types import Digest, GroupId, PeerId
 from frogzmq.wire import ranks as wire
 from frogzmq.wire.limits import EXPLAIN_CHARS, clip
-from frogzmq.wire.messages import Bye, ChunkHeader
+from frogzmq.wire.messages import PROTOCOL, Bye, ChunkHeader
 
 log = logging.getLogger("frogzmq.peer")
 
@@ -126,7 +126,7 @@ class Driver:
 
     def on_mismatch(self, where: str, theirs: int) -> None:
         """Somebody at ``where`` speaks protocol version ``theirs``."""
-        log.warning("the peer at %s speaks protocol version %d, this one another", where, theirs)
+        log.warning("the peer at %s speaks protocol version %d, this one %d", where, theirs, PROTOCOL)
         self._carry_out(self.core.peers.mismatch(where, theirs, self.clock()))
 
     def seed(self, endpoint: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import socket
 import struct
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ _FAILURES: dict[int, str] = {
 }
 _EVENT = struct.Struct("=hi")
 
+PROBE_S = 0.002
+"""Long enough for a refusal from this machine or its LAN; the loop stands still meanwhile."""
 CONTROL_HWM = 20_000
 BULK_HWM = 4_096
 
@@ -65,18 +68,21 @@ def encrypt_client(sock: ZmqSocket, caller: Caller, key: str) -> None:
 
 
 def _why(endpoint: str) -> str:
-    """Why a connection cannot be made, which libzmq does not tell: asked of the kernel, without waiting."""
+    """Why a connection cannot be made, which libzmq does not tell: asked of the kernel, waiting ``PROBE_S`` at most."""
     text = _FAILURES[int(zmq.EVENT_CONNECT_RETRIED)]
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
             code = probe.connect_ex((host.strip("[]"), int(port)))
+            if code == errno.EINPROGRESS:
+                select.select([], [probe], [], PROBE_S)
+                code = probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     except (OSError, ValueError) as error:
         return f"{text}: {error}"
     if code == errno.ECONNREFUSED:
         return f"{text}: connection refused, nobody listens there"
-    return f"{text}: {os.strerror(code)}" if code not in (0, errno.EINPROGRESS) else text
+    return f"{text}: {os.strerror(code)}" if code else text
 
 
 class Link:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,6 +29,7 @@ class PeerProcess:
     process: subprocess.Popen[bytes]
     runtime_dir: Path
     log: Path
+    opened: list[Local] = field(default_factory=list)
 
     @property
     def socket_path(self) -> Path:
@@ -61,8 +62,10 @@ class PeerProcess:
         return self
 
     def local(self, *, torch: str = "", hello: bool = True) -> Local:
-        """A raw connection to the local socket, greeted unless told otherwise."""
-        return Local(self.socket_path, torch=torch, hello=hello)
+        """A raw connection to the local socket, greeted unless told otherwise; closed with the fleet."""
+        local = Local(self.socket_path, torch=torch, hello=hello)
+        self.opened.append(local)
+        return local
 
     def peek(self) -> dict[str, Any]:
         """The peer's snapshot."""
@@ -119,15 +122,21 @@ class Fleet:
         env: Mapping[str, str] | None = None,
         runtime_dir: Path | None = None,
         ready: bool = True,
+        before: str = "pass",
     ) -> PeerProcess:
-        """Start a peer; ``config`` is the text of its TOML file. ``ready``: wait until it accepts ranks."""
+        """Start a peer; ``config`` is the text of its TOML file. ``ready``: wait until it accepts ranks.
+
+        ``before``: Python statements that run before the peer's modules are loaded.
+        """
         number = len(self.peers)
         directory = runtime_dir or self.folder / f"m{number}"
         directory.mkdir(mode=0o700, exist_ok=True)
         settings = self.folder / f"m{number}.toml"
         settings.write_text(f'name = "{name or f"machine{number}"}"\n{config}\n')
         log = self.folder / f"m{number}.log"
-        command = [sys.executable, "-P", "-m", "frogzmq.daemon", "--config", os.fspath(settings)]
+        code = f"{before}\nimport sys\nfrom frogzmq.daemon.main import main\nsys.exit(main())"
+        how = ["-m", "frogzmq.daemon"] if before == "pass" else ["-c", code]
+        command = [sys.executable, "-P", *how, "--config", os.fspath(settings)]
         with open(log, "wb") as out:
             process = subprocess.Popen(
                 command + ["--ephemeral"] * ephemeral,
@@ -150,8 +159,9 @@ class Fleet:
         print(self.logs())  # shown by pytest where the test failed
         stuck = []
         for peer in self.peers:
-            clean = peer.process.poll() is None
-            if clean:
+            for local in peer.opened:
+                local.close()
+            if peer.process.poll() is None:
                 peer.process.terminate()
         for peer in self.peers:
             try:
