@@ -24,7 +24,7 @@ class PeerView:
     pid: int
     name: str
     arena: tuple[str, ...]
-    """Files of its arena."""
+    """Directories of its arena."""
     snapshot: dict[str, Any]
 
 

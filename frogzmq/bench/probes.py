@@ -90,9 +90,6 @@ def sent_to(ports: Mapping[int, int], host: int) -> int:
     return sum(sent for _, remote, sent in tcp_sockets() if ports.get(remote, host) != host)
 
 
-def arena_files(known: Iterable[str]) -> list[Path]:
-    """All segments of an arena, of which ``known`` existed earlier: ``<stem>.<number>`` side by side."""
-    files: set[Path] = set()
-    for path in map(Path, known):
-        files.update(path.parent.glob(f"{path.stem}.*"))
-    return sorted(files)
+def arena_files(directories: Iterable[str]) -> list[Path]:
+    """All segments that an arena now has in its directories."""
+    return sorted(path for directory in directories for path in Path(directory).glob("arena.*"))

@@ -102,9 +102,13 @@ def test_frogzmq_against_gloo_on_two_peers(tmp_path: Path) -> None:
     told = bench(tmp_path, "--ranks", "2", "--peers", "2", "--sizes", "4,1M")
     (layout,) = told["layouts"]
     check_cells(layout, ["gloo", "frogzmq"], [4, 1 << 20])
+    frogzmq = layout["cells"][1]["figures"][1]
     # Each machine hands the other its contribution once.
-    for sent in layout["cells"][1]["figures"][1]["sent_per_op"]:
+    for sent in frogzmq["sent_per_op"]:
         assert 1 << 20 <= sent < 1.05 * (1 << 20)
+    # A contribution and a result of 1 MiB on each machine, in shared memory.
+    assert frogzmq["memory_bytes"] >= 4 << 20
+    assert layout["peer_idle_bytes"] > 1 << 20
 
 
 @pytest.mark.torch

@@ -63,10 +63,13 @@ def test_allocated_bytes_see_through_holes(tmp_path: Path) -> None:
     assert 1 << 20 <= probes.allocated_bytes([sparse, tmp_path / "gone"]) < 16 << 20
 
 
-def test_arena_files_finds_segments_made_later(tmp_path: Path) -> None:
-    for name in ("arena.0", "arena.1", "other.0"):
-        (tmp_path / name).touch()
-    assert probes.arena_files([str(tmp_path / "arena.0")]) == [tmp_path / "arena.0", tmp_path / "arena.1"]
+def test_arena_files_are_the_segments_in_its_directories(tmp_path: Path) -> None:
+    first, second = tmp_path / "memory", tmp_path / "disk"
+    for path in (first / "arena.0", first / "arena.2", second / "arena.1", second / "other.0"):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    found = probes.arena_files([str(first), str(second), str(tmp_path / "gone")])
+    assert found == sorted([first / "arena.0", first / "arena.2", second / "arena.1"])
 
 
 def test_tcp_bytes_are_counted_by_the_machine_of_the_other_end() -> None:

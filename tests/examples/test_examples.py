@@ -52,7 +52,7 @@ def check_ranks_agree(outcomes: list[dict[str, Any]]) -> None:
     assert all(outcome["hashes"] == own for outcome in outcomes)
     assert len({outcome["held_out_loss"] for outcome in outcomes}) == 1
     # Ten digits: ln 10 = 2.3026 is the loss of guessing.
-    assert 0 < outcomes[0]["held_out_loss"] < 2.2
+    assert 0 < outcomes[0]["held_out_loss"] < 2.0
     assert 0.2 < outcomes[0]["accuracy"] <= 1
 
 
@@ -63,20 +63,22 @@ def test_allreduce_sums_on_every_rank(backend: str) -> None:
     assert all("sum 3.0 ok" in line for line in lines)
 
 
+@pytest.fixture(scope="module")
+def over_gloo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    outcomes = train(tmp_path_factory.mktemp("gloo"), Layout(4, 2), "--backend", "gloo")
+    check_ranks_agree(outcomes)
+    return outcomes[0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("view", ["--bucket-view", "--no-bucket-view"])
-def test_training_over_frogzmq_equals_gloo(tmp_path: Path, view: str) -> None:
-    layout = Layout(4, 2)
-    outcomes: dict[str, list[dict[str, Any]]] = {}
-    for backend in ("gloo", "frogzmq"):
-        folder = tmp_path / backend
-        folder.mkdir()
-        outcomes[backend] = train(folder, layout, "--backend", backend, view)
-        check_ranks_agree(outcomes[backend])
-        assert outcomes[backend][0]["bucket_view"] is (view == "--bucket-view")
-    gloo, frogzmq = (outcomes[name][0] for name in ("gloo", "frogzmq"))
-    assert frogzmq["held_out_loss"] == pytest.approx(gloo["held_out_loss"], abs=1e-4)
-    assert frogzmq["steps"] == gloo["steps"] == 12
+def test_training_over_frogzmq_equals_gloo(tmp_path: Path, over_gloo: dict[str, Any], view: str) -> None:
+    outcomes = train(tmp_path, Layout(4, 2), "--backend", "frogzmq", view)
+    check_ranks_agree(outcomes)
+    assert outcomes[0]["backend"] == "frogzmq"
+    assert outcomes[0]["bucket_view"] is (view == "--bucket-view")
+    assert outcomes[0]["held_out_loss"] == pytest.approx(over_gloo["held_out_loss"], abs=1e-4)
+    assert outcomes[0]["steps"] == over_gloo["steps"] == 36
 
 
 def test_training_with_a_file_for_rendezvous(tmp_path: Path) -> None:
