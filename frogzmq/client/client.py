@@ -199,6 +199,13 @@ class Client:
         self.goodbye(clean, reason)
         self.connection.close(PeerUnreachable(f"the connection to this machine's peer is closed: {reason}"))
 
+    def abandon(self) -> None:
+        """Drop the connection without a word, as a process that is killed does; idempotent."""
+        if self.forked:
+            return
+        self.departed = True
+        self.close(False, "abandoned")
+
     def goodbye(self, clean: bool, reason: str) -> None:
         """Tell the peer, once, that this process is done with all its groups."""
         if self.connection.lost is None and not self.departed and not self.forked:

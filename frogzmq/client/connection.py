@@ -133,6 +133,10 @@ class Connection:
             size = self._sock.recv_into(self._buffer, 0, flags)
         except (BlockingIOError, InterruptedError):
             pass
+        except ConnectionResetError:
+            # The peer closed before it had read everything. Told once, ahead of what it had sent until
+            # then, which says why.
+            return True
         except OSError as error:
             self._lose(_why(error, "receiving"))
             return False

@@ -60,12 +60,18 @@ class Connection:
     # ------------------------------------------------------------------ reading
     def receive(self) -> bytes | None:
         """The next datagram; None if there is none now, empty if the other end is gone."""
-        try:
-            return self.sock.recv(limits.DATAGRAM_BYTES + 1)
-        except BlockingIOError:
-            return None
-        except OSError:
-            return b""
+        for _ in range(2):
+            try:
+                return self.sock.recv(limits.DATAGRAM_BYTES + 1)
+            except BlockingIOError:
+                return None
+            except ConnectionResetError:
+                # The other end closed before it had read everything. Told once, ahead of what it had
+                # sent until then, which may be a goodbye.
+                continue
+            except OSError:
+                break
+        return b""
 
     def decode(self, datagram: bytes) -> Datagram | None:
         """The message that the datagram is or completes; ``WireError`` if it is garbage."""

@@ -49,7 +49,7 @@ from frogzmq.proto.peer import PeerCore
 from frogzmq.proto.settings import CoreSettings
 from frogzmq.types import PeerId
 from frogzmq.wire.frames import encode
-from frogzmq.wire.messages import Identity, Message
+from frogzmq.wire.messages import ChunkHeader, Identity, Message
 
 if TYPE_CHECKING:
     from frogzmq.sim.cluster import Cluster
@@ -209,13 +209,19 @@ class SimPeer:
             if digest_chunk(got) != header.digest:
                 other.event(ChunkRejected(self.id, header))
                 return
-            if other.core.accepts(self.id, header):
+            if other.core.accepts(self.id, header) and not other.of_another_op(header):
                 data = np.frombuffer(bytes(got), np.uint8)
                 other.plane.put_chunk(header.gid, header.seq, header.role, header.part, header.index, data)
             other.event(ChunkReceived(self.id, header))
 
         size = header.size + CHUNK_HEAD_BYTES
         self.network.send(self.name, other.name, size, arrive, lossy=True)
+
+    def of_another_op(self, header: ChunkHeader) -> bool:
+        """Whether a chunk belongs to another op than the one called here: only to be heard of."""
+        group = self.core.groups.get(header.gid)
+        op = group.ops.get(header.seq) if group is not None else None
+        return op is not None and op.plan is not None and op.tag != header.descriptor
 
     # ---------------------------------------------------------------------- work
     def _open(self, effect: OpenOp) -> None:

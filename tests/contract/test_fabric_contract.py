@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 from support.fabrics import Fabric, SimFabric, ZmqFabric
+from support.fleet import Fleet, PeerProcess
 from support.reference import reference
 
 from frogzmq.descriptor import Descriptor
@@ -19,8 +19,16 @@ Make = Callable[[list[int], Mode, Order], Fabric]
 PLACEMENTS = [[0, 0], [0, 1], [0, 0, 1, 1], [0, 1, 0, 2]]
 
 
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[PeerProcess]]:
+    """Three real peers, for as many jobs one after another as there are tests."""
+    with Fleet(tmp_path_factory.mktemp("fleet")) as fleet:
+        started = [fleet.start(ready=False) for _ in range(3)]
+        yield [peer.wait_ready() for peer in started]
+
+
 @pytest.fixture(params=["sim", "zmq"])
-def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
+def make(request: pytest.FixtureRequest) -> Iterator[Make]:
     made: list[Fabric] = []
 
     def build(placement: list[int], mode: Mode = Mode.AUTO, order: Order = Order.MACHINE) -> Fabric:
@@ -28,7 +36,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
         if request.param == "sim":
             fabric = SimFabric(placement, mode, order)
         else:
-            fabric = ZmqFabric(placement, mode, order, tmp_path / f"f{len(made)}")
+            fabric = ZmqFabric(placement, mode, order, request.getfixturevalue("machines"))
         made.append(fabric)
         return fabric
 

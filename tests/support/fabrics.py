@@ -1,20 +1,19 @@
 """One face for both fabrics, so that one conformance suite runs on the simulated and the real one.
 
-``SimFabric`` runs the core under a virtual clock; ``ZmqFabric`` starts real peers and real (torch-free)
+``SimFabric`` runs the core under a virtual clock; ``ZmqFabric`` uses real peers and real (torch-free)
 rank connections, one thread for each rank.
 """
 
 from __future__ import annotations
 
+import os
+import secrets
 import threading
-import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-from blake3 import blake3
-from support.fleet import Fleet
+from support.fleet import PeerProcess
 
 from frogzmq.client import Client
 from frogzmq.descriptor import Descriptor
@@ -92,26 +91,28 @@ class SimFabric:
 
 
 class ZmqFabric:
-    """The real arm: peers are processes, ranks are connections with a thread each."""
+    """The real arm: ``machines`` are running peers, ranks are connections with a thread each."""
 
-    def __init__(self, placement: list[int], mode: Mode, order: Order, root: Path) -> None:
+    def __init__(
+        self, placement: list[int], mode: Mode, order: Order, machines: Sequence[PeerProcess]
+    ) -> None:
         self.placement = placement
-        self.fleet = Fleet(root)
+        self.machines = machines
+        self.clients: list[Client] = []
         try:
             self._start(mode, order)
         except BaseException:
-            self.fleet.close()
+            self.close()
             raise
 
     def _start(self, mode: Mode, order: Order) -> None:
-        count = max(self.placement) + 1
-        dirs = [self.fleet.start().runtime_dir for _ in range(count)]
-        self.clients = [Client(runtime_dir=dirs[host]) for host in self.placement]
+        for host in self.placement:
+            self.clients.append(Client(runtime_dir=self.machines[host].runtime_dir))
         members = [
-            Member(rank=rank, pid=client.welcome.pid, host="test", who=client.welcome.who)
+            Member(rank=rank, pid=os.getpid(), host="test", who=client.welcome.who)
             for rank, client in enumerate(self.clients)
         ]
-        gid = blake3(str(time.monotonic_ns()).encode()).hexdigest()[:32]
+        gid = secrets.token_hex(16)
         joins = [
             JoinGroup(
                 gid=gid, job="test", name="default", rank=rank, size=len(members), timeout_s=WAIT_S,
@@ -122,6 +123,11 @@ class ZmqFabric:
         self.groups = self._each(
             [lambda c=c, j=j: c.join(j) for c, j in zip(self.clients, joins, strict=True)]
         )
+        failed = [group for group in self.groups if isinstance(group, FrogError)]
+        assert not failed, f"{failed}\n{self._logs()}"
+
+    def _logs(self) -> str:
+        return "\n".join(f"--- {machine.log.name}\n{machine.text()}" for machine in self.machines)
 
     def _each(self, actions: Sequence[Callable[[], object] | None]) -> list:
         results: list = [None] * len(actions)
@@ -141,7 +147,7 @@ class ZmqFabric:
             thread.start()
         for thread in threads:
             thread.join(WAIT_S + 10)
-            assert not thread.is_alive(), f"a rank hangs\n{self.fleet.logs()}"
+            assert not thread.is_alive(), f"a rank hangs\n{self._logs()}"
         return results
 
     def _call(self, rank: int, descriptor: Descriptor, data: bytes) -> Result:
@@ -176,4 +182,3 @@ class ZmqFabric:
     def close(self) -> None:
         for client in self.clients:
             client.close()
-        self.fleet.close()
