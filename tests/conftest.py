@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+from support.pool import Pool
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -12,3 +15,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def rewrite(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--rewrite"))
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Pool]:
+    """Rank processes with torch and peers, started once and shared by all tests that run jobs on them."""
+    pool = Pool()
+    yield pool
+    pool.close()
