@@ -335,7 +335,9 @@ class Driver:
         self.fabric.attach(effect.peer, effect.endpoint, effect.pub_endpoint)
 
     def _peer_up(self, effect: PeerUp) -> None:
-        log.info("peer %s is up", self._name(effect.peer))
+        link = self.fabric.attached.get(effect.peer)
+        where = f"{link.endpoint} ({'encrypted' if link.key else 'plain'})" if link is not None else "?"
+        log.info("peer %s is up at %s", self._name(effect.peer), where)
 
     def _peer_down(self, effect: PeerDown) -> None:
         log.warning("peer %s is down: %s", self._name(effect.peer), effect.reason)

@@ -68,7 +68,7 @@ def encrypt_client(sock: ZmqSocket, caller: Caller, key: str) -> None:
 
 
 def _why(endpoint: str) -> str:
-    """Why a connection cannot be made, which libzmq does not tell: ask the kernel, for ``PROBE_S`` at most."""
+    """Why a connection cannot be made, which libzmq does not tell; takes ``PROBE_S`` at most."""
     text = _FAILURES[int(zmq.EVENT_CONNECT_RETRIED)]
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET

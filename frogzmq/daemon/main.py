@@ -13,6 +13,7 @@ from pathlib import Path
 from frogzmq.config import load_config, runtime_dir, warn_unknown_variables
 from frogzmq.daemon.build import Peer
 from frogzmq.daemon.lock import PeerLock
+from frogzmq.daemon.memory import keep_freed_buffers
 from frogzmq.errors import FrogError
 
 log = logging.getLogger("frogzmq.peer")
@@ -41,6 +42,7 @@ def run(config_path: Path | None = None, *, ephemeral: bool = False, directory: 
     )  # fmt: skip
     logging.captureWarnings(True)
     warn_unknown_variables()
+    keep_freed_buffers()
     lock = PeerLock(directory)
     try:
         signals = _Signals()

@@ -33,8 +33,6 @@ from frogzmq.wire.messages import PROTOCOL, Identity
 
 log = logging.getLogger("frogzmq.ranks")
 
-_BATCH = 64
-"""Datagrams read from one connection before the others get their turn."""
 _SEND_BUFFER = 1 << 20
 MAX_CONNECTIONS = 1024
 
@@ -50,9 +48,14 @@ class Hooks:
     stop: Callable[[str], None]
 
 
-@lru_cache(maxsize=1024)
-def _unsupported(descriptor: Descriptor) -> str | None:
-    return refusal(descriptor.kind, descriptor.reduce, dtype_of(descriptor.dtype))
+@lru_cache(maxsize=4096)
+def _known(encoded: bytes) -> Descriptor:
+    """The descriptor, if its cell is supported; training repeats a handful of them."""
+    descriptor = decode_descriptor(encoded)
+    text = refusal(descriptor.kind, descriptor.reduce, dtype_of(descriptor.dtype))
+    if text is not None:
+        raise WireError(text)
+    return descriptor
 
 
 class RankService:
@@ -124,26 +127,22 @@ class RankService:
         return True
 
     def _read(self, conn: Connection) -> None:
-        handlers = self._handlers
-        for _ in range(_BATCH):
-            datagram = conn.receive()
-            if datagram is None:
+        # One datagram a turn: epoll says at once whether there is another, which is cheaper than to ask.
+        datagram = conn.receive()
+        if datagram is None:
+            return
+        if not datagram:
+            self._gone(conn)
+            return
+        try:
+            message = conn.decode(datagram)
+            if message is None:
                 return
-            if not datagram:
-                self._gone(conn)
-                return
-            try:
-                message = conn.decode(datagram)
-                if message is None:
-                    continue
-                if not conn.greeted and type(message) is not ranks.Hello:
-                    raise WireError(f"{type(message).__name__} before Hello")
-                handlers[type(message)](conn, message)
-            except FrogError as error:
-                self._reject(conn, error)
-                return
-            if not conn.open:
-                return
+            if not conn.greeted and type(message) is not ranks.Hello:
+                raise WireError(f"{type(message).__name__} before Hello")
+            self._handlers[type(message)](conn, message)
+        except FrogError as error:
+            self._reject(conn, error)
 
     def _reject(self, conn: Connection, error: FrogError) -> None:
         if isinstance(error, WireError):
@@ -232,7 +231,7 @@ class RankService:
             if not post.flags:
                 conn.send(ranks.encode_freed(post.handle, post.seq))
             return
-        descriptor = decode_descriptor(post.descriptor)
+        descriptor = _known(post.descriptor)
         seq, nbytes = post.seq, post.nbytes
         self._check_post(seat, post, descriptor)
         seat.last = seq
@@ -266,9 +265,6 @@ class RankService:
                 raise WireError(f"{descriptor.describe()} posted without data by rank {seat.rank}")
         elif post.nbytes != descriptor.nbytes:
             raise WireError(f"{descriptor.describe()} has {descriptor.nbytes} bytes, posted {post.nbytes}")
-        text = _unsupported(descriptor)
-        if text is not None:
-            raise WireError(text)
 
     def _ready(self, conn: Connection, message: ranks.Ready) -> None:
         seat = self._seat(conn, message.handle)
