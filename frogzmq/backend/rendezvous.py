@@ -89,14 +89,14 @@ def _claim(store: Store, name: str, rank: int) -> int:
         return generation
     key = _key(rank, generation - 1)
     first: dict[str, object] = {}
-    try:
-        store.wait([key], timedelta(seconds=CLAIM_S))
-        record = json.loads(store.get(key))
-        if record["token"] == process_token():
-            return generation
-        first = record["member"]
-    except (DistStoreError, ValueError, KeyError):
-        pass
+    if _wait(store, [key], CLAIM_S):
+        try:
+            record = json.loads(store.get(key))
+            if record["token"] == process_token():
+                return generation
+            first = record["member"]
+        except (ValueError, KeyError):
+            pass
     store.add(claim, -1)
     raise DuplicateIdentity(_taken(name, rank, first))
 
@@ -134,10 +134,8 @@ def _collect(
                 f"missing {_ranks(missing)}; each must call init_process_group (or new_group) with this "
                 "store, and reach it"
             )
-        try:
-            store.wait(list(missing.values()), timedelta(seconds=max(0.05, min(LOOK_S, left))))
-            here = list(missing)
-        except DistStoreError:
+        here = list(missing)
+        if not _wait(store, list(missing.values()), max(0.05, min(LOOK_S, left))):
             here = [rank for rank, key in missing.items() if store.check([key])]
         for rank in here:
             records[rank] = json.loads(store.get(missing.pop(rank)))
@@ -148,6 +146,18 @@ def _collect(
                 name, _ranks(missing), len(records), len(keys),
             )  # fmt: skip
     return records
+
+
+def _wait(store: Store, keys: list[str], seconds: float) -> bool:
+    """Wait for all ``keys``; False when time runs out."""
+    try:
+        store.wait(keys, timedelta(seconds=seconds))
+    except RuntimeError as error:
+        # A TCPStore raises DistStoreError, a FileStore a plain RuntimeError; a lost store something else.
+        if isinstance(error, DistStoreError) or "timeout" in str(error).lower():
+            return False
+        raise
+    return True
 
 
 def _ranks(ranks: Iterable[int]) -> str:

@@ -1,0 +1,173 @@
+"""How groups begin and end: duplicates, missing ranks, errors, kills, forks, names and imports."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.ranks import ROOT, Ranks, run_ranks
+
+import frogzmq
+
+pytestmark = pytest.mark.torch
+Machines = Callable[[int], list[Path]]
+
+
+def reduce_once(rank: int, size: int) -> float:
+    t = torch.ones(1)
+    dist.all_reduce(t)
+    return t.item()
+
+
+def raise_in_rank_1(rank: int, size: int) -> None:
+    import atexit
+
+    dist.all_reduce(torch.ones(1))
+    if rank == 1:
+        atexit.register(dist.destroy_process_group)
+        raise ValueError("bad batch")
+    dist.all_reduce(torch.ones(1))
+
+
+def kill_rank_1(rank: int, size: int) -> None:
+    dist.all_reduce(torch.ones(1))
+    if rank == 1:
+        os.kill(os.getpid(), 9)
+    dist.all_reduce(torch.ones(1))
+
+
+def use_forked_children(rank: int, size: int) -> int:
+    from torch.utils.data import DataLoader
+
+    total = 0
+    loader = DataLoader(torch.arange(8.0), batch_size=2, num_workers=2, multiprocessing_context="fork")
+    for _ in range(2):
+        for batch in loader:
+            t = batch.clone()
+            dist.all_reduce(t)
+            assert torch.equal(t, batch * size)
+            total += 1
+    child = os.fork()
+    if child == 0:
+        try:
+            dist.all_reduce(torch.ones(1))
+        except RuntimeError as error:
+            os._exit(0 if "fork" in str(error) else 3)
+        os._exit(4)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    dist.all_reduce(torch.ones(1))
+    return total
+
+
+def init_by_hand(rank: int, size: int, url: str) -> list[str]:
+    texts = []
+    for backend, options in (
+        ("frogzmq", {"mod": "shard"}),
+        ("frogzmq", {"mode": "sharp"}),
+        ("cpu:frogzmq,cuda:gloo", None),
+    ):
+        try:
+            dist.init_process_group(backend, init_method=url, rank=rank, world_size=size, pg_options=options)
+        except dist.DistBackendError as error:
+            texts.append(f"{type(error).__name__} {error}")
+    for _ in range(2):
+        options = frogzmq.Options(mode="faithful", order="rank")
+        dist.init_process_group(
+            "cpu:frogzmq,cuda:frogzmq", init_method=url, rank=rank, world_size=size, pg_options=options
+        )
+        t = torch.ones(1)
+        dist.all_reduce(t)
+        texts.append(str(t.item()))
+        dist.barrier()
+        dist.destroy_process_group()
+    return texts
+
+
+def test_second_claimant_is_refused_and_missing_ranks_are_named(tmp_path: Path, machines: Machines) -> None:
+    with Ranks(tmp_path) as ranks:
+        ranks.start(reduce_once, 4, machines(1), numbers=[0, 1, 0, 1], timeout_s=12.0)
+        done = ranks.finish(60)
+    errors = sorted(r.stderr.strip().splitlines()[-1] for r in done)
+    assert all(r.code == 1 for r in done), errors
+    twice = [e for e in errors if "DuplicateIdentity" in e]
+    assert len(twice) == 2, errors
+    assert all("belongs to process" in e and "on host" in e for e in twice)
+    waiters = [r for r in done if "DuplicateIdentity" not in r.stderr]
+    assert all("waiting for ranks 2, 3" in r.stderr for r in waiters), waiters[0].stderr
+    assert all("missing ranks 2, 3" in r.stderr for r in waiters), waiters[0].stderr
+
+
+def test_uncaught_error_reaches_the_others(tmp_path: Path, machines: Machines) -> None:
+    with Ranks(tmp_path) as ranks:
+        ranks.start(raise_in_rank_1, 2, machines(1))
+        done = ranks.finish(60)
+    assert [r.code for r in done] == [1, 1], done[0].stderr
+    assert "RankLost" in done[0].stderr
+    assert "rank 1" in done[0].stderr
+    assert "ValueError: bad batch" in done[0].stderr
+
+
+def test_killed_rank_is_named(tmp_path: Path, machines: Machines) -> None:
+    with Ranks(tmp_path) as ranks:
+        ranks.start(kill_rank_1, 2, machines(1))
+        done = ranks.finish(60)
+    assert [r.code for r in done] == [1, -9], done[0].stderr
+    assert "RankLost" in done[0].stderr
+    assert "rank 1" in done[0].stderr
+
+
+def test_forked_children_do_no_harm(tmp_path: Path, machines: Machines) -> None:
+    assert run_ranks(tmp_path, use_forked_children, 2, machines(1)) == [8, 8]
+
+
+def test_options_device_maps_and_a_second_group_in_one_process(tmp_path: Path, machines: Machines) -> None:
+    url = f"file://{tmp_path}/byhand"
+    texts, _ = run_ranks(tmp_path, init_by_hand, 2, machines(1), url, url="none")
+    assert texts[0].startswith("ConfigError frogzmq.Options: unknown option 'mod' (did you mean 'mode'?)")
+    assert "'sharp' is not known" in texts[1]
+    assert "cannot share a group with other backends" in texts[2]
+    assert texts[3:] == ["2.0", "2.0"]
+
+
+def run_python(code: str, **env: str) -> str:
+    child_env = {**os.environ, "PYTHONPATH": str(ROOT), **env}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=child_env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_loads_nothing_heavy() -> None:
+    heavy = "[m for m in ('torch', 'zmq', 'numpy', 'pydantic', 'blake3') if m in sys.modules]"
+    assert run_python(f"import sys, frogzmq; print({heavy})") == "[]\n"
+    code = """
+import sys, torch
+from torch import distributed as dist
+dist.Backend._plugins.pop("FROGZMQ", None)
+for name in [m for m in sys.modules if m.split(".")[0] == "frogzmq"]:
+    del sys.modules[name]
+before = set(sys.modules)
+import frogzmq
+new = sorted({m.split(".")[0] for m in set(sys.modules) - before} - {"frogzmq"})
+print(new, "FROGZMQ" in dist.Backend._plugins, frogzmq.Options)
+frogzmq.register(); frogzmq._autoload()
+"""
+    assert run_python(code).startswith("[] True <class")
+
+
+def test_autoload_never_raises() -> None:
+    code = """
+import sys
+sys.modules["torch"] = None
+import frogzmq
+frogzmq._autoload()
+print("fine")
+"""
+    assert run_python(code) == "fine\n"
