@@ -31,15 +31,8 @@ def allreduce(layout: Layout, *arguments: str) -> list[str]:
 def train(tmp_path: Path, layout: Layout, *arguments: str) -> list[dict[str, Any]]:
     """What every rank wrote."""
     out = tmp_path / "rank-{rank}.json"
-    command = [
-        sys.executable,
-        str(EXAMPLES / "train_ddp.py"),
-        "--epochs",
-        "1",
-        "--json",
-        str(out),
-        *arguments,
-    ]
+    script = str(EXAMPLES / "train_ddp.py")
+    command = [sys.executable, script, "--epochs", "3", "--json", str(out), *arguments]
     with Ranks(layout, command) as ranks:
         ranks.wait(DEADLINE_S)
     return [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(layout.ranks)]
