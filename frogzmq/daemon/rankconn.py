@@ -136,5 +136,10 @@ class Connection:
         if self.open:
             self.open = False
             self._epoll.unregister(self.fd)
+            # Closing over unread datagrams would reset the other end, which then never reads our last words.
+            with suppress(OSError):
+                self.sock.shutdown(socket.SHUT_RD)
+                while self.sock.recv(1):
+                    pass
             self.sock.close()
             self._outbox.clear()
