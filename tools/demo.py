@@ -179,7 +179,8 @@ def main() -> int:
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--backends", default="frogzmq,gloo", help="which to run, in this order")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where the caller started us with SIGINT ignored
+        signal.signal(number, signal.default_int_handler)
     console = Console(soft_wrap=False)
     runs: list[Run] = []
     try:

@@ -76,7 +76,8 @@ def bench(
     """Measure all_reduce of frogzmq and Gloo, alternating in one run on this machine."""
     spec = make_spec(sizes, 1.0 if quick else seconds, backends)
     layouts = make_layouts(ranks, peers)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where the caller started us with SIGINT ignored
+        signal.signal(number, signal.default_int_handler)
     console = Console()
     began = time.monotonic()
     try:

@@ -29,7 +29,11 @@ def run(code: str) -> list[str]:
 
 
 def is_alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
+    """Whether the process runs; one that has ended and waits for its parent does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
 
 
 def test_ranks_get_their_places_and_lines_come_back() -> None:
@@ -78,3 +82,25 @@ def test_nothing_is_left_when_the_caller_is_interrupted() -> None:
         raise KeyboardInterrupt
     assert not any(is_alive(process.pid) for process in ranks.processes)
     assert not ranks.folder.exists()
+
+
+def test_peers_that_ranks_started_end_with_the_run() -> None:
+    code = """
+import time
+from frogzmq.client.launch import connect
+from frogzmq.config import runtime_dir
+link = connect(runtime_dir())
+print("connected", flush=True)
+time.sleep(600)
+"""
+    heard: list[int] = []
+    with Ranks(Layout(2, 2), run(code), on_line=lambda rank, line: heard.append(rank)) as ranks:
+        until = time.monotonic() + 60
+        while len(heard) < 2 and time.monotonic() < until:
+            time.sleep(0.05)
+        peers = ranks.peers()
+    assert sorted(heard) == [0, 1]
+    assert [host for host, _ in peers] == [0, 1]
+    assert len({view.pid for _, view in peers}) == 2
+    assert not any(is_alive(view.pid) for _, view in peers)
+    assert not any(Path(directory).exists() for _, view in peers for directory in view.arena)
