@@ -120,6 +120,9 @@ class GroupHandle:
             # Running out of time is noticed by whoever receives (``tick``), which also asks who is missing.
             while not op.done:
                 client.connection.wait_for(op, max(op.deadline, time.monotonic()) + _GRACE_S)
+                lost = client.connection.lost
+                if lost is not None and not op.done:
+                    raise again(lost)
             return
         if client.connection.wait_for(op, time.monotonic() + timeout_s):
             return
