@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from support.cells import MODES, Call, all_calls, expected, run_calls
 from support.pool import MACHINES, Pool
@@ -13,25 +15,34 @@ from frogzmq.types import OpKind, ReduceOp
 pytestmark = pytest.mark.torch
 SMALL = (0, 1, 7, 1000)
 ORDERS = ("machine", "rank")
-bounded = settings(
-    max_examples=2, derandomize=True, deadline=None, database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], phases=[Phase.explicit, Phase.generate],
-)  # fmt: skip
+DELAYS_S = (0.0, 0.0, 0.001, 0.02)
+R = ReduceOp
+
+
+def bounded(examples: int) -> settings:
+    """As many examples, the same ones in every run. A smaller failing one is not looked for: it takes long."""
+    return settings(
+        max_examples=examples, derandomize=True, deadline=None, database=None,
+        phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
 
 
 def check(
     pool: Pool,
-    placement: list[int],
-    calls: list[Call],
+    placement: Sequence[int],
+    calls: Sequence[Call],
     *,
     seed: int = 1,
     order: str = "machine",
-    delays: tuple[float, ...] = (),
+    delays: Sequence[float] = (),
     depth: int = 16,
+    deadline_s: float = 60.0,
 ) -> None:
     """Run the calls in all modes and compare every rank's bits with the reference's."""
     plain = [tuple(spec) for spec in calls]
-    got = pool.run(run_calls, placement, plain, seed, order, MODES, delays, depth)
+    got = pool.run(
+        run_calls, placement, plain, seed, order, MODES, tuple(delays), depth, deadline_s=deadline_s
+    )
     wrong = [
         f"{mode} rank {rank}: {spec.descriptor().describe()}"
         for index, spec in enumerate(calls)
@@ -43,20 +54,85 @@ def check(
 
 
 def placements(size: int) -> list[list[int]]:
-    """Every way to put the ranks on up to three machines, machines named by their lowest rank."""
+    """Every way to put the ranks on machines, which are numbered in the order of their lowest rank."""
     found: list[list[int]] = [[]]
     for _ in range(size):
         found = [[*p, m] for p in found for m in range(min(len(set(p)) + 1, MACHINES))]
     return found
 
 
+placed = st.lists(st.integers(0, MACHINES - 1), min_size=1, max_size=5)
+orders = st.sampled_from(ORDERS)
+seeds = st.integers(0, 1 << 20)
+delayed = st.lists(st.sampled_from(DELAYS_S), max_size=5)
+
+
+@bounded(6)
+@given(placement=placed, count=st.sampled_from(SMALL), order=orders, seed=seeds, delays=delayed)
+@example(placement=[0], count=7, order="machine", seed=1, delays=[])
+@example(placement=[1, 0], count=1000, order="machine", seed=2, delays=[0.001])
+@example(placement=[0, 1, 0], count=1000, order="rank", seed=3, delays=[0.0, 0.02])
+@example(placement=[0, 1, 2, 0], count=1, order="machine", seed=4, delays=[0.0, 0.001])
+@example(placement=[0, 1, 0, 1, 2], count=1000, order="machine", seed=5, delays=[0.0, 0.0, 0.001])
+@example(placement=[2, 2, 1, 0, 0], count=7, order="rank", seed=6, delays=[])
+@example(placement=[0, 0, 0, 0, 0], count=1000, order="machine", seed=7, delays=[])
+@example(placement=[0, 1, 2], count=0, order="machine", seed=8, delays=[0.02])
+def test_every_cell_at_small_sizes(
+    pool: Pool, placement: list[int], count: int, order: str, seed: int, delays: list[float]
+) -> None:
+    check(pool, placement, all_calls(count, len(placement)), seed=seed, order=order, delays=delays)
+
+
+@bounded(3)
+@given(placement=placed, order=orders, seed=seeds, delays=delayed, some=st.integers(0, 11))
+@example(placement=[0, 1, 0, 2], order="machine", seed=1, delays=[0.0, 0.02], some=3)
+def test_100003_elements(
+    pool: Pool, placement: list[int], order: str, seed: int, delays: list[float], some: int
+) -> None:
+    calls = all_calls(100_003, len(placement))[some::12]
+    check(pool, placement, calls, seed=seed, order=order, delays=delays, depth=4)
+
+
+def test_100003_elements_in_every_cell(pool: Pool) -> None:
+    check(pool, [0, 1, 0], all_calls(100_003, 3), depth=4)
+
+
+@pytest.mark.parametrize(
+    ("placement", "order", "calls"),
+    [
+        ([0, 1], "machine", [(OpKind.ALL_REDUCE, R.SUM, "float32"), (OpKind.ALL_REDUCE, R.MAX, "int16")]),
+        ([0, 0, 1, 2, 1], "machine", [(OpKind.ALL_REDUCE, R.SUM, "float32")]),
+        ([0, 1, 2], "rank", [(OpKind.ALL_REDUCE, R.AVG, "bfloat16"), (OpKind.BROADCAST, R.NONE, "uint8", 2)]),
+        ([0, 0, 0, 0], "machine", [(OpKind.ALL_REDUCE, R.SUM, "float16"), (OpKind.REDUCE, R.MIN, "int8", 1)]),
+        ([0, 1, 0], "machine", [(OpKind.ALL_GATHER, R.NONE, "float8_e5m2"), (OpKind.REDUCE, R.AVG, "float64", 2)]),
+    ],
+)  # fmt: skip
+def test_5_million_elements(pool: Pool, placement: list[int], order: str, calls: list[tuple]) -> None:
+    wanted = [Call(kind, reduce, dtype, 5_000_000, *root) for kind, reduce, dtype, *root in calls]
+    check(pool, placement, wanted, order=order, depth=0, delays=[0.0, 0.05, 0.0])
+
+
+# ------------------------------------------------------------------------------ everything
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
-@bounded
-@given(data=st.data())
-def test_every_cell_at_small_sizes(pool: Pool, size: int, data: st.DataObject) -> None:
-    placement = data.draw(st.lists(st.integers(0, MACHINES - 1), min_size=size, max_size=size))
-    count = data.draw(st.sampled_from(SMALL))
-    order = data.draw(st.sampled_from(ORDERS))
-    seed = data.draw(st.integers(0, 1 << 20))
-    delays = data.draw(st.lists(st.sampled_from([0.0, 0.0, 0.001, 0.01]), max_size=5))
-    check(pool, placement, all_calls(count, size), seed=seed, order=order, delays=tuple(delays))
+def test_every_placement_in_every_cell(pool: Pool, size: int, order: str) -> None:
+    for index, placement in enumerate(placements(size)):
+        for count in SMALL:
+            check(
+                pool, placement, all_calls(count, size), order=order, seed=index, delays=DELAYS_S[index % 3 :]
+            )
+        check(pool, placement, all_calls(100_003, size)[index % 5 :: 5], order=order, seed=index, depth=4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("placement", "order"),
+    [([0], "machine"), ([1, 0], "machine"), ([0, 1, 0], "rank"), ([0, 1, 2, 0], "machine"), ([0, 0, 1, 2, 1], "machine")],
+)  # fmt: skip
+def test_5_million_elements_in_every_cell(pool: Pool, placement: list[int], order: str) -> None:
+    calls = all_calls(5_000_000, len(placement))
+    for start in range(0, len(calls), 10):
+        check(pool, placement, calls[start : start + 10], order=order, depth=0, deadline_s=300.0)
