@@ -221,6 +221,8 @@ class Fabric:
 
     def _drain_link(self, link: Link) -> bool:
         for _ in range(_BUDGET):
+            if link.control.closed:  # what the last message said made the core hang up
+                return False
             try:
                 frame = link.control.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
@@ -235,11 +237,15 @@ class Fabric:
 
     def _drain_monitor(self, link: Link) -> bool:
         for up, reason in link.news():
+            if self.links.get(link.endpoint) is not link:
+                break  # hung up at the last piece of news, perhaps dialled anew
             self.sink(LinkUp(link.endpoint) if up else LinkDown(link.endpoint, reason))
         return False
 
     def _drain_sub(self, peer: str, socket: ZmqSocket) -> bool:
         for _ in range(_BUDGET):
+            if socket.closed:
+                return False
             try:
                 parts = socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:

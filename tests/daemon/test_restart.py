@@ -1,4 +1,4 @@
-"""A peer that is killed and comes back takes its place again; a second one with its identity does not get it."""
+"""A peer that is killed and comes back takes its place again; a second one with its key is refused."""
 
 from __future__ import annotations
 
