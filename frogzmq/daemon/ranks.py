@@ -42,7 +42,7 @@ class Hooks:
     """What the service asks of its owner."""
 
     feed: Callable[[Event], None]
-    put_input: Callable[[GroupId, int, int, Any], None]
+    put_input: Callable[..., None]
     explain: Callable[[GroupId, int], str]
     snapshot: Callable[[], dict[str, Any]]
     stop: Callable[[str], None]
@@ -249,7 +249,7 @@ class RankService:
             self.busy[seat.gid, seq, seat.rank] = (seat, self.arena.pin(post.seg, post.off))
             if post.ready < nbytes:
                 seat.partial[seq] = nbytes
-        self.hooks.put_input(seat.gid, seq, seat.rank, buf)
+        self.hooks.put_input(seat.gid, seq, seat.rank, buf, leased=not post.flags & ranks.INLINE)
         self.hooks.feed(RankPosted(seat.gid, seat.rank, seq, descriptor, post.ready))
 
     def _check_post(self, seat: Seat, post: ranks.Post, descriptor: Descriptor) -> None:

@@ -97,15 +97,16 @@ class DataPlane:
             except WireError:
                 continue  # nobody could tell before the plan was known; it counts as not received
 
-    def put_input(self, gid: GroupId, seq: int, rank: int, buf: Buffer) -> None:
+    def put_input(self, gid: GroupId, seq: int, rank: int, buf: Buffer, *, leased: bool = True) -> None:
         """The contribution of a local rank: an arena view (of which more may be written later), or bytes.
 
-        Writable buffers may be folded into in place. Before or after ``open``.
+        Writable buffers may be folded into in place. ``leased``: it may be an arena view (False saves
+        looking, for what came inline). Before or after ``open``.
         """
         op = self._entry(gid, seq)
         data = as_bytes(buf)
         op.inputs[rank] = data
-        if self._arena is not None and len(data) and self._arena.locate(data) is not None:
+        if leased and self._arena is not None and len(data) and self._arena.locate(data) is not None:
             op.in_arena.append(rank)
         if op.plan is not None:
             op.settle()
