@@ -69,7 +69,7 @@ def _ratio_text(value: float) -> Text:
 
 def micro_table(figures: dict[str, float]) -> Table:
     """Hashing and folding alone."""
-    table = _table("one thread alone, 1 MiB at a time")
+    table = _table("one thread, by MiB")
     table.add_column("what")
     table.add_column("GB/s of input", justify="right")
     for name, rate in figures.items():
