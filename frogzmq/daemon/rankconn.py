@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import struct
@@ -17,6 +18,14 @@ from frogzmq.wire.ranks import Assembler, Datagram, Json
 MAX_OUTBOX_BYTES = 32 << 20
 """A process that lets this much pile up does not read: it is disconnected."""
 _CREDENTIALS = struct.Struct("iII")
+
+
+def _watch(pid: int) -> int:
+    """A descriptor that becomes readable when the process ends; -1 where there is no such thing."""
+    try:
+        return os.pidfd_open(pid)
+    except (OSError, AttributeError):  # another pid namespace, or an old kernel: the socket's end must do
+        return -1
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +54,8 @@ class Connection:
         self.pid, self.uid, _ = _CREDENTIALS.unpack(raw)
         self.owner = f"connection {number} of process {self.pid}"
         self.greeted = self.is_rank = self.open = False
+        self.said_pid = 0
+        """How the process calls itself (in its own pid namespace, if it has one)."""
         self.seats: dict[int, Seat] = {}
         self.leases: dict[tuple[int, int], Extent] = {}
         self.former: set[int] = set()
@@ -55,6 +66,10 @@ class Connection:
         self._writing = False
         sock.setblocking(False)
         epoll.register(self.fd, select.EPOLLIN)
+        # The process itself is watched too: a child that it forked holds the socket open after its death.
+        self.pidfd = _watch(self.pid)
+        if self.pidfd >= 0:
+            epoll.register(self.pidfd, select.EPOLLIN)
         self.open = True
 
     # ------------------------------------------------------------------ reading
@@ -72,6 +87,12 @@ class Connection:
             except OSError:
                 break
         return b""
+
+    def pending(self) -> bool:
+        """Whether something has arrived that was not read yet."""
+        poller = select.poll()
+        poller.register(self.sock, select.POLLIN)
+        return bool(poller.poll(0))
 
     def decode(self, datagram: bytes) -> Datagram | None:
         """The message that the datagram is or completes; ``WireError`` if it is garbage."""
@@ -136,6 +157,9 @@ class Connection:
         if self.open:
             self.open = False
             self._epoll.unregister(self.fd)
+            if self.pidfd >= 0:
+                self._epoll.unregister(self.pidfd)
+                os.close(self.pidfd)
             # Closing over unread datagrams would reset the other end, which then never reads our last words.
             with suppress(OSError):
                 self.sock.shutdown(socket.SHUT_RD)

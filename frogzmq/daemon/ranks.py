@@ -67,6 +67,7 @@ class RankService:
         self.path, self.me, self.arena, self.stats, self.ephemeral = path, me, arena, stats, ephemeral
         self.hooks: Hooks
         self.conns: dict[int, Connection] = {}
+        self._pids: dict[int, Connection] = {}
         self.seats: dict[tuple[GroupId, int], Seat] = {}
         self.busy: dict[tuple[GroupId, int, int], tuple[Seat, Extent]] = {}
         """(group, op, rank) whose contribution stands in a lease, which is pinned for it."""
@@ -114,16 +115,27 @@ class RankService:
                 conn.close()
                 continue
             self.conns[conn.fd] = conn
+            self._pids[conn.pidfd] = conn
 
     def ready(self, fd: int, mask: int) -> bool:
         """Serve the connection on ``fd``; ``False`` if it is none of ours."""
         conn = self.conns.get(fd)
         if conn is None:
-            return False
+            return self._ended(fd)
         if mask & select.EPOLLOUT:
             conn.flush()
         if mask & ~select.EPOLLOUT:
             self._read(conn)
+        return True
+
+    def _ended(self, fd: int) -> bool:
+        """A process has ended; what it said before counts. ``False`` if ``fd`` is none of ours."""
+        conn = self._pids.get(fd)
+        if conn is None:
+            return False
+        self._read(conn)
+        if conn.open and not conn.pending():
+            self._gone(conn)
         return True
 
     def _read(self, conn: Connection) -> None:
@@ -160,6 +172,7 @@ class RankService:
         """Close a connection; its ranks leave; its leases go when nothing uses them."""
         if self.conns.pop(conn.fd, None) is None:
             return
+        self._pids.pop(conn.pidfd, None)
         conn.close()
         for seat in list(conn.seats.values()):
             self._vacate(seat, clean, reason)

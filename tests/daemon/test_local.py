@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -97,6 +98,34 @@ def test_a_rank_that_is_killed_gives_its_leases_back(fleet: Fleet) -> None:
     assert "leased" in done.stdout, done.stderr
     assert done.returncode == -9
     peer.wait_for(lambda snapshot: snapshot["arena"]["leased_bytes"] == 0)
+
+
+def test_a_killed_rank_is_noticed_though_its_child_holds_the_socket_open(fleet: Fleet) -> None:
+    """Workers of a data loader are forked and may outlive their rank."""
+    peer = fleet.start(name="alpha")
+    code = (
+        "import os, signal, sys, time; sys.path.insert(0, sys.argv[1] + '/tests'); "
+        "from pathlib import Path; from support.local import Local; from frogzmq.wire import ranks; "
+        "l = Local(Path(sys.argv[2]), torch='2'); "
+        "l.join(1, [l.welcome.who] * 2, pid=1); l.expect(ranks.Joined); "
+        "child = os.fork(); child or time.sleep(60); print(child, flush=True); "
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    env = os.environ | {"PYTHONPATH": os.fspath(ROOT)}
+    command = [sys.executable, "-c", code, os.fspath(ROOT), os.fspath(peer.socket_path)]
+    rank = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+    a = peer.local()
+    a.join(0, [a.welcome.who] * 2, pid=1)
+    a.expect(ranks.Joined)
+    assert rank.stdout is not None
+    child = int(rank.stdout.readline())
+    try:
+        assert "rank 1" in a.expect(ranks.Failed).text
+        os.kill(child, 0)  # it still lives
+    finally:
+        os.kill(child, signal.SIGKILL)
+        rank.stdout.close()
+        rank.wait()
 
 
 def test_bye_with_a_reason_is_passed_on(fleet: Fleet) -> None:

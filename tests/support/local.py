@@ -74,9 +74,11 @@ class Local:
         snapshot: dict[str, Any] = self.expect(ranks.Peeked).snapshot
         return snapshot
 
-    def join(self, rank: int, who: list[Identity], *, handle: int = 1, gid: str = "ab" * 16) -> None:
+    def join(
+        self, rank: int, who: list[Identity], *, handle: int = 1, gid: str = "ab" * 16, pid: int = 0
+    ) -> None:
         """Ask to be ``rank`` of a group whose rank i lives at ``who[i]``; the answer is not awaited."""
-        members = [Member(rank=i, pid=os.getpid(), host=w.name, who=w) for i, w in enumerate(who)]
+        members = [Member(rank=i, pid=pid or os.getpid(), host=w.name, who=w) for i, w in enumerate(who)]
         self.say(
             ranks.Join(
                 handle=handle, gid=gid, job="test", name="default", rank=rank, size=len(who), timeout_s=30.0,
