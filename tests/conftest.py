@@ -10,7 +10,9 @@ from support.pool import Pool
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rewrite", action="store_true", help="record the text scripts' output anew")
-    parser.addoption("--repeats", action="store_true", help="repeat what must hold every time as often as users did")
+    parser.addoption(
+        "--repeats", action="store_true", help="repeat what must hold every time as often as users did"
+    )
 
 
 @pytest.fixture

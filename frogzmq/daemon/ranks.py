@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from frogzmq.daemon.absent import Absent
 from frogzmq.daemon.rankconn import Connection, Seat
 from frogzmq.descriptor import Descriptor, decode_descriptor
 from frogzmq.dtypes import dtype_of
@@ -68,6 +69,7 @@ class RankService:
         self.hooks: Hooks
         self.conns: dict[int, Connection] = {}
         self._pids: dict[int, Connection] = {}
+        self._absent = Absent()
         self.seats: dict[tuple[GroupId, int], Seat] = {}
         self.busy: dict[tuple[GroupId, int, int], tuple[Seat, Extent]] = {}
         """(group, op, rank) whose contribution stands in a lease, which is pinned for it."""
@@ -177,6 +179,10 @@ class RankService:
         for seat in list(conn.seats.values()):
             self._vacate(seat, clean, reason)
         self.arena.reclaim(conn.owner)
+        pid = conn.said_pid
+        if pid and not any(other.said_pid == pid for other in self.conns.values()):
+            for gid, rank in self._absent.ended(pid, reason):
+                self.hooks.feed(RankLeft(gid, rank, False, limits.clip(reason)))
 
     def _vacate(self, seat: Seat, clean: bool, reason: str) -> None:
         del seat.conn.seats[seat.handle]
@@ -198,6 +204,8 @@ class RankService:
         conn.greeted = True
         conn.is_rank = bool(message.torch)
         self.ever += conn.is_rank
+        conn.said_pid = message.pid
+        self._absent.came(message.pid)
         conn.send_json(
             ranks.Welcome(
                 protocol=PROTOCOL, who=self.me, pid=os.getpid(), arena=self.arena.paths,
@@ -220,7 +228,13 @@ class RankService:
             self.ever += 1
         seat = Seat(conn, message.handle, gid, message.rank)
         conn.seats[message.handle] = self.seats[gid, message.rank] = seat
-        self.hooks.feed(RankJoined(conn.id, message.group()))
+        group = message.group()
+        self.hooks.feed(RankJoined(conn.id, group))
+        self._absent.seated(gid, message.rank, conn.said_pid)
+        local = ((m.rank, m.pid) for m in group.members if m.who.instance == self.me.instance)
+        unseated = [(rank, pid) for rank, pid in local if (gid, rank) not in self.seats]
+        for rank, reason in self._absent.awaits(gid, unseated):
+            self.hooks.feed(RankLeft(gid, rank, False, limits.clip(reason)))
 
     def _lease(self, conn: Connection, message: ranks.Lease) -> None:
         try:

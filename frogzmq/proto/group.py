@@ -180,9 +180,13 @@ class Group:
         out.append(CloseOp(self.gid, op.seq))
 
     def close_ready(self, out: list[Effect]) -> None:
-        """Close whatever complete op can be closed: another machine went on, or a rank is gone."""
+        """Close what can be closed: another machine went on, or a rank is gone.
+
+        That is complete ops, and any op that nobody here or elsewhere waits for any more.
+        """
+        abandoned = bool(self.local) and not any(self.local.values())
         for op in list(self.ops.values()):
-            if op.complete:
+            if op.complete or abandoned:
                 self._close(op, out)
 
     # -------------------------------------------------------------------- arrivals
@@ -310,7 +314,13 @@ class Group:
             del self.ops[op.seq]
             out.append(CloseOp(self.gid, op.seq))
         if tell:
-            self._to_all(GroupFailed(gid=self.hex, seq=seq, code=code, text=text), out)
+            self._to_all(self.failure(), out)
+
+    def failure(self) -> GroupFailed:
+        """How a broken group failed, for another machine."""
+        assert self.limit is not None
+        seq, code, text = self.limit
+        return GroupFailed(gid=self.hex, seq=seq, code=code, text=text)
 
     def last_handed_over(self, rank: int) -> int:
         """The last op up to which this machine holds everything that a local rank owes."""
@@ -329,7 +339,7 @@ class Group:
         last = self.last_handed_over(rank)
         self._to_all(RankGone(gid=self.hex, rank=rank, last_seq=last, clean=clean, reason=reason[:4000]), out)
         for op in self.ops.values():
-            op.unconsumed.discard(rank)
+            op.forget(rank)
         self.rank_gone(rank, last, clean, reason, now, out)
         self.close_ready(out)
 
@@ -376,13 +386,16 @@ class Group:
     def tick(self, now: float, heard: dict[PeerId, float], out: list[Effect]) -> None:
         """Tell watermarks; ask again for what does not come. ``heard``: last chunk from each peer."""
         if now >= self.tell_at:
-            self.tell_at = float("inf")
-            for host, peer in enumerate(self.hosts):
-                if host != self.here and self.told[host] < self.done and self.done_there[host] < 1 << 62:
-                    self.told[host] = self.done
-                    out.append(Send(peer.peer, OpDone(gid=self.hex, upto=self.done)))
+            self._tell_done(out)
         if now >= self.next_repair:
             self._repair(now, heard, out)
+
+    def _tell_done(self, out: list[Effect]) -> None:
+        self.tell_at = float("inf")
+        for host, peer in enumerate(self.hosts):
+            if host != self.here and self.told[host] < self.done and self.done_there[host] < 1 << 62:
+                self.told[host] = self.done
+                out.append(Send(peer.peer, OpDone(gid=self.hex, upto=self.done)))
 
     def _repair(self, now: float, heard: dict[PeerId, float], out: list[Effect]) -> None:
         self.next_repair = float("inf")
@@ -420,7 +433,8 @@ class Group:
                 out.append(Joined(self.gid, rank))
 
     def close(self, out: list[Effect]) -> None:
-        """Drop the group and what is left of its ops."""
+        """Drop the group and what is left of its ops, not without the last word that others wait for."""
+        self._tell_done(out)
         out.extend(CloseOp(self.gid, seq) for seq in self.ops)
         self.ops.clear()
         out.append(CloseGroup(self.gid))

@@ -87,6 +87,11 @@ class Op:
         assert self.view is not None
         return rank not in self.view.part_of or self.ready[rank] >= self.view.nbytes
 
+    def forget(self, rank: int) -> None:
+        """A local rank is gone: what it gave stays, it gets nothing more and need not say that it read it."""
+        self.delivered.pop(rank, None)
+        self.unconsumed.discard(rank)
+
     # ------------------------------------------------------------- contributions
     def post(self, rank: int, ready: int, now: float, out: list[Effect]) -> None:
         """A local rank called the op (which is open)."""

@@ -62,6 +62,7 @@ from frogzmq.wire.messages import (
 MAX_EARLY_GROUPS = 1024
 EARLY_GROUP_S = 300.0
 """How long a machine's word that its ranks have joined is kept for ranks of ours that have not yet."""
+MAX_FAILED_GROUPS = 256
 FINISHED_GROUP_S = 30.0
 """How long a group without local ranks stays for other machines that may still ask for its bytes."""
 
@@ -80,6 +81,8 @@ class PeerCore:
         self.joining: dict[GroupId, Joining] = {}
         self._early: dict[str, tuple[float, dict[PeerId, GroupReady]]] = {}
         self._finished: dict[GroupId, float] = {}
+        self._failed: dict[str, GroupFailed] = {}
+        """How groups failed that never formed: machines whose ranks come later are told."""
         self._heard: dict[PeerId, float] = {}
         self._timers = float("inf")
         self._ops: dict[type, Callable[[Any, float, list[Effect]], None]] = {
@@ -120,6 +123,18 @@ class PeerCore:
             self._messages[type(event.message)](event.peer, event.message, now, out)
         elif isinstance(event, (Received, LinkUp, LinkDown, LinkReceived)):
             self._peers(self.peers.handle(event, now), now, out)
+        return self._gate(out)
+
+    def seed(self, endpoint: str, now: float) -> list[Effect]:
+        """Dial a configured address from now on."""
+        out: list[Effect] = []
+        self._peers(self.peers.seed(endpoint, now), now, out)
+        return self._gate(out)
+
+    def mismatch(self, where: str, theirs: int, now: float) -> list[Effect]:
+        """Another protocol version was met at ``where`` (an endpoint that we dialled, or a peer id)."""
+        out: list[Effect] = []
+        self._peers(self.peers.mismatch(where, theirs, now), now, out)
         return self._gate(out)
 
     @property
@@ -273,9 +288,13 @@ class PeerCore:
 
     def _drop(self, gid: GroupId, out: list[Effect]) -> None:
         self._finished.pop(gid, None)
-        self.joining.pop(gid, None)
+        joining = self.joining.pop(gid, None)
         group = self.groups.pop(gid, None)
         if group is not None:
+            if group.broken and joining is not None and not joining.settled:
+                if len(self._failed) >= MAX_FAILED_GROUPS:
+                    del self._failed[next(iter(self._failed))]
+                self._failed[group.hex] = group.failure()
             self.stats.ops_done += group.ops_done
             self.stats.repairs_asked += group.repairs_asked
             group.close(out)
@@ -357,14 +376,18 @@ class PeerCore:
     def _on_group_ready(self, peer: PeerId, message: GroupReady, now: float, out: list[Effect]) -> None:
         gid = GroupId(bytes.fromhex(message.gid))
         group, joining = self.groups.get(gid), self.joining.get(gid)
-        if group is None:
+        if message.gid in self._failed:
+            out.append(Send(peer, self._failed[message.gid]))
+        elif group is None:
             if message.gid in self._early or len(self._early) < MAX_EARLY_GROUPS:
                 early = self._early.setdefault(message.gid, (now, {}))[1]
                 if len(early) < self.settings.max_peers:
                     early[peer] = message
                 self._timers = min(self._timers, now + EARLY_GROUP_S + 1.0)
         elif peer in group.host_of:
-            if joining is not None:
+            if joining is not None and group.broken and not joining.settled:
+                out.append(Send(peer, group.failure()))  # it may not have known the group when that was told
+            elif joining is not None:
                 joining.ready(group.host_of[peer], message, now, out)
                 if now >= joining.deadline:
                     joining.tick(now, self.peers, out)

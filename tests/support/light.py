@@ -47,7 +47,9 @@ class LightRank:
         self.members = [Member.model_validate(member) for member in spec["members"]]
         self.client = Client(self.folder)
 
-    def join(self, name: str = "default", timeout_s: float = 1800.0, ranks: Sequence[int] = ()) -> GroupHandle:
+    def join(
+        self, name: str = "default", timeout_s: float = 1800.0, ranks: Sequence[int] = ()
+    ) -> GroupHandle:
         """Join a group of ``ranks`` (default: all); the same ``name`` on all of them makes one group."""
         chosen = list(ranks) or list(range(self.size))
         gid = f"{self.gid[:16]}{abs(hash_text(name)) % (1 << 64):016x}"
@@ -296,7 +298,9 @@ class LightJob:
             ranks.append(LightProcess(out, folder) if i in processes else LightThread(folder))
             self._ranks.append(ranks[i])
         members = [
-            Member(rank=i, pid=rank.pid, host=known[where[i]].name, who=known[where[i]]).model_dump(mode="json")
+            Member(rank=i, pid=rank.pid, host=known[where[i]].name, who=known[where[i]]).model_dump(
+                mode="json"
+            )
             for i, rank in enumerate(ranks)
         ]
         for i, rank in enumerate(ranks):
