@@ -8,9 +8,14 @@ from frogzmq.descriptor import Descriptor
 from frogzmq.errors import Mismatch
 from frogzmq.plan.plan import FOLDING, Host, Part, Plan, Span
 from frogzmq.types import Mode, OpKind, Order
+from frogzmq.wire import limits
 
 ALIGN = 64
 """Spans begin at multiples of this many bytes: whole elements of every dtype, whole cache lines."""
+
+LARGE_CHUNKS = 48
+"""A tensor of at least this many chunks is cut into chunks of twice the size: the pipeline is full anyway,
+and each chunk costs the peers' loops about half a millisecond together."""
 
 
 def resolve_mode(descriptor: Descriptor, hosts: int, mode: Mode, small_bytes: int) -> Mode:
@@ -90,5 +95,7 @@ def make_plan(
         owners, weights = [owner], [1.0]
     if descriptor.kind == OpKind.BARRIER:
         owners, weights = [0], [1.0]
+    if descriptor.nbytes >= LARGE_CHUNKS * chunk_bytes:
+        chunk_bytes = min(2 * chunk_bytes, limits.CHUNK_BYTES)
     spans = cut(descriptor.nbytes, owners, weights, chunk_bytes)
     return Plan(descriptor, hosts, mode, order, parts, spans)
