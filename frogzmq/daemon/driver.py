@@ -127,11 +127,11 @@ class Driver:
     def on_mismatch(self, where: str, theirs: int) -> None:
         """Somebody at ``where`` speaks protocol version ``theirs``."""
         log.warning("the peer at %s speaks protocol version %d, this one %d", where, theirs, PROTOCOL)
-        self._carry_out(self.core.peers.mismatch(where, theirs, self.clock()))
+        self._carry_out(self.core.mismatch(where, theirs, self.clock()))
 
     def seed(self, endpoint: str) -> None:
         """Dial a configured address from now on."""
-        self._carry_out(self.core.peers.seed(endpoint, self.clock()))
+        self._carry_out(self.core.seed(endpoint, self.clock()))
 
     # -------------------------------------------------------------------- chunks
     def on_chunk(self, peer: PeerId, header: ChunkHeader, payload: memoryview) -> None:
