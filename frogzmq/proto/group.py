@@ -39,6 +39,8 @@ DONE_DELAY_S = 0.02
 """Completion of smaller ops usually rides on the next chunk; after this long it is told anyway."""
 FAR_AHEAD = 4
 """A chunk may be this many windows ahead of this machine's watermark; further is a protocol error."""
+PAST_ALL = 1 << 62
+"""Watermark of a machine that needs nothing of the group any more, or is gone."""
 MAX_VIEWS = 256
 RECENT_OPS = 8
 """Closed ops whose order of observation is kept for ``peek``."""
@@ -69,6 +71,8 @@ class Group:
         self.limit: tuple[int, str, str] | None = None
         """(first op that fails, error code, text); None while all is well."""
         self.broken = False
+        self.disputed = 1 << 62
+        """First op that another machine calls something else; it is about to fail."""
         self.gone: dict[int, int] = {}
         """Ranks that take no further part, with the last op that has their contribution."""
         self.next_post: dict[int, int] = {}
@@ -116,15 +120,18 @@ class Group:
             return
         op = self._op(seq, now)
         if op.descriptor is None:
+            if seq > self.disputed:
+                op.early.clear()
             op.open(descriptor, self.view(descriptor), now, out)
-            for host, tag in op.early_tags.items():
-                if tag != op.tag:
-                    self._disagree(op, host, out)
         elif op.descriptor != descriptor:
             first = next(iter(op.posted))
             self.mismatch(seq, first, op.descriptor, rank, descriptor, now, out)
             return
         op.post(rank, ready, now, out)
+        early_tags, op.early_tags = op.early_tags, {}
+        for host, tag in early_tags.items():
+            if tag != op.tag:
+                self._disagree(op, host, out)
         self.settle(op, now, out)
 
     def _op(self, seq: int, now: float) -> Op:
@@ -168,7 +175,7 @@ class Group:
             self._to_all(message, out)
 
     def _close(self, op: Op, out: list[Effect]) -> None:
-        if op.unconsumed:
+        if op.unconsumed or op.seq >= self.disputed:
             return
         for rank, alive in self.local.items():
             if alive and rank not in op.final:
@@ -197,7 +204,7 @@ class Group:
             return False
         if header.seq >= self.done + FAR_AHEAD * self.settings.window:
             return False
-        if self.limit is not None and header.seq >= self.limit[0]:
+        if header.seq > self.disputed or (self.limit is not None and header.seq >= self.limit[0]):
             return False
         op = self.ops.get(header.seq)
         if op is None:
@@ -209,13 +216,16 @@ class Group:
     def chunk(self, peer: PeerId, header: ChunkHeader, now: float, out: list[Effect]) -> None:
         """A verified chunk that ``accepts`` said yes to."""
         host = self.host_of[peer]
+        op = self.ops.get(header.seq)
+        if op is not None and op.plan is not None and header.descriptor != op.tag:
+            self._disagree(op, host, out)
+            return
         self.other_done(host, header.done, out)
+        if op is not None and op.seq not in self.ops:
+            return  # that was the last thing it waited for
         op = self._op(header.seq, now)
         if op.plan is None:
             op.early_tags[host] = header.descriptor
-        elif header.descriptor != op.tag:
-            self._disagree(op, host, out)
-            return
         if op.plan is not None and not op.wanted(header):
             self.duplicates += 1
             return
@@ -269,9 +279,14 @@ class Group:
 
     # ------------------------------------------------------------------- mismatches
     def _disagree(self, op: Op, host: int, out: list[Effect]) -> None:
-        """A machine's chunk belongs to another op than ours of this number: tell it what we called."""
+        """A machine's chunk belongs to another op than ours of this number: tell it what we called.
+
+        It may think that it is done (a broadcast's source), and so may we. The op stays until it has failed,
+        and no chunks of later ones are taken.
+        """
         if op.descriptor is None or not op.posted:
             return
+        self.disputed = min(self.disputed, op.seq)
         rank = next(iter(op.posted))
         text = op.descriptor.encoded.decode()
         peer = self.hosts[host].peer
@@ -357,8 +372,8 @@ class Group:
 
     def peer_gone(self, host: int, reason: str, now: float, out: list[Effect]) -> None:
         """A machine is gone: what it still owes never comes; what it gave stays."""
-        if self.done_there[host] < 1 << 62:
-            self.done_there[host] = 1 << 62
+        if self.done_there[host] < PAST_ALL:
+            self.done_there[host] = PAST_ALL
             ranks = self.hosts[host].ranks
             owed = [
                 seq
@@ -386,16 +401,13 @@ class Group:
     def tick(self, now: float, heard: dict[PeerId, float], out: list[Effect]) -> None:
         """Tell watermarks; ask again for what does not come. ``heard``: last chunk from each peer."""
         if now >= self.tell_at:
-            self._tell_done(out)
+            self.tell_at = float("inf")
+            for host, peer in enumerate(self.hosts):
+                if host != self.here and self.told[host] < self.done and self.done_there[host] < PAST_ALL:
+                    self.told[host] = self.done
+                    out.append(Send(peer.peer, OpDone(gid=self.hex, upto=self.done)))
         if now >= self.next_repair:
             self._repair(now, heard, out)
-
-    def _tell_done(self, out: list[Effect]) -> None:
-        self.tell_at = float("inf")
-        for host, peer in enumerate(self.hosts):
-            if host != self.here and self.told[host] < self.done and self.done_there[host] < 1 << 62:
-                self.told[host] = self.done
-                out.append(Send(peer.peer, OpDone(gid=self.hex, upto=self.done)))
 
     def _repair(self, now: float, heard: dict[PeerId, float], out: list[Effect]) -> None:
         self.next_repair = float("inf")
@@ -433,8 +445,10 @@ class Group:
                 out.append(Joined(self.gid, rank))
 
     def close(self, out: list[Effect]) -> None:
-        """Drop the group and what is left of its ops, not without the last word that others wait for."""
-        self._tell_done(out)
+        """Drop the group and what is left of its ops; tell the others that it needs nothing any more."""
+        for index, host in enumerate(self.hosts):
+            if index != self.here and self.done_there[index] < PAST_ALL:
+                out.append(Send(host.peer, OpDone(gid=self.hex, upto=PAST_ALL)))
         out.extend(CloseOp(self.gid, seq) for seq in self.ops)
         self.ops.clear()
         out.append(CloseGroup(self.gid))
