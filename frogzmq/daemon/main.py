@@ -12,7 +12,7 @@ from pathlib import Path
 
 from frogzmq.config import load_config, runtime_dir, warn_unknown_variables
 from frogzmq.daemon.build import Peer
-from frogzmq.daemon.lock import PeerLock
+from frogzmq.daemon.lock import HANDOVER_S, PATIENCE_S, PeerLock
 from frogzmq.daemon.memory import keep_freed_buffers
 from frogzmq.errors import FrogError
 
@@ -43,7 +43,7 @@ def run(config_path: Path | None = None, *, ephemeral: bool = False, directory: 
     logging.captureWarnings(True)
     warn_unknown_variables()
     keep_freed_buffers()
-    lock = PeerLock(directory)
+    lock = PeerLock(directory, HANDOVER_S if ephemeral else PATIENCE_S)
     try:
         signals = _Signals()
         peer = Peer(config, directory, ephemeral=ephemeral)
@@ -86,3 +86,4 @@ def _tune() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 50, 50)
+    gc.enable()
