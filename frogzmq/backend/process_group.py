@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -16,6 +17,7 @@ from torch._C._distributed_c10d import Store
 from frogzmq.backend.collectives import Collectives
 from frogzmq.backend.register import NAME
 from frogzmq.client import GroupHandle
+from frogzmq.client.lifecycle import reason_of
 from frogzmq.errors import FrogError
 
 _Base: Any = dist.ProcessGroup  # the stubs lag behind the overloads that Python may override
@@ -124,8 +126,13 @@ class FrogProcessGroup(Collectives, _Base):  # type: ignore[misc]
 
     # ------------------------------------------------------------------- the end
     def shutdown(self) -> None:
-        """Leave the group: what was given is delivered, what is still open here fails. Idempotent."""
-        self._end(lambda: self._group.close("destroyed"))
+        """Leave the group: what was given is delivered, what is still open here fails. Idempotent.
+
+        Called while an exception is on its way (``finally``), the other ranks are told which.
+        """
+        error = sys.exc_info()[1]
+        why = "destroyed" if error is None else f"destroyed after {reason_of(error)}"
+        self._end(lambda: self._group.close(why))
 
     def abort(self) -> None:
         """Leave at once; other ranks' open operations fail."""

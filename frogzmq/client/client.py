@@ -47,6 +47,9 @@ logger = logging.getLogger("frogzmq")
 
 GREETING_S = 10.0
 """How long the peer may take to answer HELLO: it is on this machine, so only a stopped one takes longer."""
+HANGUP_S = 5.0
+"""How long a peer that hangs up before its greeting is tried again: one that ends takes no longer."""
+HANGUP_PAUSE_S = 0.05
 JOIN_GRACE_S = 3.0
 """Time beyond the group's own in which the peer's account of what is missing may arrive."""
 
@@ -77,15 +80,26 @@ class Client:
             Explained: self._on_explained, Note: self._on_note, Error: self._on_error,
             Welcome: self._on_welcome, Peeked: self._on_peeked,
         }  # fmt: skip
+        again_until = time.monotonic() + HANGUP_S
+        while not self._connected(folder, env, again_until):
+            time.sleep(HANGUP_PAUSE_S)
+        lifecycle.add(self, env)
+
+    def _connected(self, folder: Path, env: Mapping[str, str] | None, again_until: float) -> bool:
+        """Connect and greet; False to try again: the peer that was found was just about to end."""
         self.connection = Connection(connect(folder, env), self._dispatch, self._tick, self._on_lost)
         self.leases = LeasePool(self.connection.send)
         try:
             self.welcome = self._greet(folder)
             self.arena = ArenaMap([Path(path) for path in self.welcome.arena])
-        except BaseException:
+        except BaseException as error:
+            hung_up = self.connection.lost is error and isinstance(error, PeerUnreachable)
             self.connection.close(PeerUnreachable("the greeting failed"))
-            raise
-        lifecycle.add(self, env)
+            if not hung_up or time.monotonic() >= again_until:
+                raise
+            self._greeting = Reply()
+            return False
+        return True
 
     def _greet(self, folder: Path) -> Welcome:
         torch = getattr(sys.modules.get("torch"), "__version__", "")

@@ -123,6 +123,7 @@ class LauncherWatch:
         """End the thread."""
         if os.getpid() != self._pid or self._wake_write < 0:
             return
+        os.write(self._wake_write, b"x")  # closing would not do: a forked child may hold its copy open
         os.close(self._wake_write)
         self._wake_write = -1
         if self._thread is not threading.current_thread():

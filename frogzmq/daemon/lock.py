@@ -10,7 +10,9 @@ from pathlib import Path
 from frogzmq.errors import DuplicateIdentity
 
 LOCK_NAME = "peer.lock"
-_PATIENCE_S = 1.0
+PATIENCE_S = 1.0
+HANDOVER_S = 6.0
+"""Patience of a peer that a rank starts: the rank has found that the last one does not listen any more."""
 
 
 class PeerLock:
@@ -20,7 +22,7 @@ class PeerLock:
     that is just stopping gets that moment).
     """
 
-    def __init__(self, directory: Path, patience_s: float = _PATIENCE_S) -> None:
+    def __init__(self, directory: Path, patience_s: float = PATIENCE_S) -> None:
         self.path = directory / LOCK_NAME
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         until = time.monotonic() + patience_s
