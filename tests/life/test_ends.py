@@ -19,6 +19,7 @@ from support.leftovers import living, wait_gone
 from support.light import ROOT, LightJob, LightRank, repeated
 
 from frogzmq.client import Client
+from frogzmq.wire.messages import GroupOptions, JoinGroup, Member
 
 Machines = Callable[[int], list[Path]]
 LIMIT_S = 10.0
@@ -133,7 +134,8 @@ os.rename(f"{out}/pid{rank}.tmp", f"{out}/pid{rank}")
 for other in range(size):
     while not os.path.exists(f"{out}/pid{other}"):
         time.sleep(0.01)
-    members.append(Member(rank=other, pid=int(open(f"{out}/pid{other}").read()), host="h", who=client.welcome.who))
+    pid = int(open(f"{out}/pid{other}").read())
+    members.append(Member(rank=other, pid=pid, host="h", who=client.welcome.who))
 gid = f"{int(members[0].pid):032x}"
 group = client.join(JoinGroup(gid=gid, job="j", name="g", rank=rank, size=size, timeout_s=30,
                               options=GroupOptions(), members=members))
@@ -185,8 +187,6 @@ def test_c004_a_rank_that_meets_a_peer_about_to_end_gets_the_next_one(machines: 
     (folder,) = machines(1)
     with_rank = Client(folder)
     old = with_rank.welcome.pid
-    from support.light import GroupOptions, JoinGroup, Member
-
     member = Member(rank=0, pid=os.getpid(), host="h", who=with_rank.welcome.who)
     with_rank.join(
         JoinGroup(
