@@ -1,4 +1,4 @@
-"""What a peer and the package cost when they do nothing: figures are printed, only memory is asserted hard."""
+"""What a peer and the package cost when they do nothing. Figures are printed; memory is asserted."""
 
 from __future__ import annotations
 

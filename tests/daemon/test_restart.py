@@ -107,3 +107,18 @@ def test_a_second_living_peer_with_one_key_is_refused_on_the_newcomer(fleet: Fle
     assert second.wait(BOTH_WAYS_S) == 1
     assert "two running peers have the identity" in second.text()
     assert in_touch(a, b), "the first one must not notice"
+
+
+def test_a_job_meets_a_second_living_peer_with_one_key(fleet: Fleet) -> None:
+    a, b = fleet.start(name="a"), fleet.start(name="b")
+    run_job(a, b)
+    copy = fleet.folder / "copy"
+    copy.mkdir(mode=0o700)
+    shutil.copytree(b.runtime_dir / "keys", copy / "keys")
+    second = fleet.start(name="b2", runtime_dir=copy)
+    both = a.local(), second.local()
+    for rank, local in enumerate(both):
+        local.join(rank, [local.welcome.who for local in both])
+    assert second.wait(BOTH_WAYS_S) == 1
+    assert "two running peers have the identity" in second.text()
+    run_job(a, b)
