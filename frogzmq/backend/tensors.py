@@ -21,8 +21,6 @@ _DTYPES: dict[torch.dtype, DType] = {
     getattr(torch, name): row for name, row in DTYPES.items() if hasattr(torch, name)
 }
 _WITHOUT_NUMPY = frozenset(dtype for dtype, row in _DTYPES.items() if row.numpy is None)
-_OVERLAPS = 1
-"""``torch._debug_has_internal_overlap``: two elements share memory for certain."""
 
 
 def dtype_name(tensor: torch.Tensor, what: str) -> str:
@@ -69,13 +67,18 @@ def read(tensor: torch.Tensor) -> Bytes:
 
 
 def check_output(tensor: torch.Tensor, what: str) -> None:
-    """``BadTensor`` where elements share memory (expanded): writing them all has no meaning."""
-    expanded = any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    if expanded or torch._debug_has_internal_overlap(tensor) == _OVERLAPS:
-        raise BadTensor(
-            f"{what}: the output tensor of shape {tuple(tensor.shape)} and strides {tuple(tensor.stride())} "
-            "has elements that share memory (an expanded tensor?); pass a .clone() or .contiguous() of it"
-        )
+    """``BadTensor`` where elements (may) share memory, as expanded ones do: writing them has no meaning."""
+    reach = 0
+    axes = sorted((s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1)
+    for stride, count in axes if tensor.numel() else ():
+        # Smaller strides first: each axis must step beyond everything that the ones before it reach.
+        if stride <= reach:
+            raise BadTensor(
+                f"{what}: the output tensor of shape {tuple(tensor.shape)} and strides "
+                f"{tuple(tensor.stride())} has elements that share memory (an expanded tensor?); pass a "
+                ".clone() or .contiguous() of it"
+            )
+        reach += stride * (count - 1)
 
 
 def write_into(tensors: Sequence[torch.Tensor], what: str) -> tuple[list[Bytes], Callable[[], None] | None]:

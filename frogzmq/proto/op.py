@@ -247,9 +247,18 @@ class Op:
             out.append(Deliver(self.gid, self.seq, rank, plan.result_nbytes, True))
             return
         upto = plan.bounds(self.prefix)[0]
-        if upto - max(self.delivered[rank], 0) >= DELIVER_BYTES:
+        if upto - max(self.delivered[rank], 0) >= DELIVER_BYTES and self._agreed(plan):
             self.delivered[rank] = upto
             out.append(Deliver(self.gid, self.seq, rank, upto, False))
+
+    def _agreed(self, plan: Plan) -> bool:
+        """Whether outputs may be touched: every part's first chunk has come, so all called the same.
+
+        A folded piece shows that by itself; a gathered one only speaks for its own source.
+        """
+        if plan.descriptor.kind != OpKind.ALL_GATHER:
+            return True
+        return all((part.index, 0) in self.held for part in plan.parts)
 
     def _finish(self, rank: int, out: list[Effect]) -> None:
         """A rank that gets no data is done."""

@@ -104,7 +104,9 @@ class Pool:
         values = self._collect(ranks, deadline_s)
         bad = {index: value for index, (good, value) in values.items() if not good}
         if bad:
-            texts = [f"rank {index} of {size}: {text}{_tail(ranks[index].log)}" for index, text in bad.items()]
+            texts = [
+                f"rank {index} of {size}: {text}{_tail(ranks[index].log)}" for index, text in bad.items()
+            ]
             self._replace(ranks)
             raise AssertionError("\n".join([*texts, self.fleet.logs()[-4000:]]))
         return [values[index][1] for index in range(size)]
