@@ -43,13 +43,17 @@ def connect(folder: Path, env: Mapping[str, str] | None = None) -> socket.socket
         if sock is not None:
             return sock
         process = _spawn(folder, env)
-        while time.monotonic() < deadline:
-            sock = _try(path)
-            if sock is not None:
-                return sock
-            if process.poll() is not None:
-                break
-            time.sleep(POLL_S)
+        try:
+            while time.monotonic() < deadline:
+                sock = _try(path)
+                if sock is not None:
+                    return sock
+                if process.poll() is not None:
+                    break
+                time.sleep(POLL_S)
+        except BaseException:  # interrupted: nobody will come to that peer
+            process.terminate()
+            raise
     code = process.poll()
     what = f"ended at once with code {code}" if code is not None else f"opened no socket in {START_S:g} s"
     if code is None:

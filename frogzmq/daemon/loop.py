@@ -19,7 +19,7 @@ log = logging.getLogger("frogzmq.peer")
 
 EPHEMERAL_GRACE_S = 1.0
 """An ephemeral peer ends this long after its last rank has gone."""
-EPHEMERAL_FIRST_S = 30.0
+EPHEMERAL_FIRST_S = 10.0
 """... or this long after its start, if no rank ever came."""
 FLUSH_S = 0.5
 """How long a stopping peer tries to get its last words out."""
