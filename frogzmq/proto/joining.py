@@ -35,8 +35,8 @@ def members_digest(join: JoinGroup) -> str:
 class Joining:
     """The forming of one group, seen from one machine."""
 
-    def __init__(self, group: Group, join: JoinGroup, now: float) -> None:
-        self.group = group
+    def __init__(self, group: Group, join: JoinGroup, peers: PeerTable, now: float) -> None:
+        self.group, self.peers = group, peers
         self.members = members_digest(join)
         self.options = agreed(join, group.settings)
         self.started_at = now
@@ -114,19 +114,25 @@ class Joining:
         self._settle(now, out)
 
     def _settle(self, now: float, out: list[Effect]) -> None:
-        if self.settled or not self.all_here or len(self.heard) < len(self.group.hosts) - 1:
+        group = self.group
+        others = [host.peer for index, host in enumerate(group.hosts) if index != group.here]
+        if self.settled or not self.all_here or len(self.heard) < len(others):
+            return
+        # A machine may reach this one a moment before it is reached: its first chunk would find no link.
+        if not all(self.peers.is_up(peer) for peer in others):
             return
         self.settled = True
         self.send_at = now
         self.group.joined(out)
 
-    def tick(self, now: float, peers: PeerTable, out: list[Effect]) -> None:
+    def tick(self, now: float, out: list[Effect]) -> None:
         """Repeat ourselves, say who is missing, give up in time."""
         group = self.group
+        self._settle(now, out)
         if now >= self.send_at:
             for index, host in enumerate(group.hosts):
                 done = self.heard.get(index, False) and index in self.told
-                if index != group.here and not done and peers.is_up(host.peer):
+                if index != group.here and not done and self.peers.is_up(host.peer):
                     out.append(Send(host.peer, self._message()))
                     if self.settled:
                         self.told.add(index)
@@ -136,21 +142,21 @@ class Joining:
         if now >= self.fail_at:
             text = (
                 f"group {group.name!r} was not complete after {now - self.started_at:.0f} s; "
-                f"still missing: {self.missing(peers)}"
+                f"still missing: {self.missing()}"
             )
             group.fail(0, "DeadlineExceeded", text, now, out)
         elif now >= self.note_at:
             self.note_at = now + NOTE_S
             for rank in group.local:
-                text = f"group {group.name!r} waits for {self.missing(peers)}"
+                text = f"group {group.name!r} waits for {self.missing()}"
                 out.append(Note(group.gid, rank, text))
 
-    def missing(self, peers: PeerTable) -> str:
+    def missing(self) -> str:
         """Who has not joined, for people."""
         group = self.group
         names = [f"rank {r}" for r in group.hosts[group.here].ranks if r not in group.local]
         for index in range(len(group.hosts)):
             if index != group.here and index not in self.heard:
-                reached = "" if peers.is_up(group.hosts[index].peer) else ", not reached yet"
+                reached = "" if self.peers.is_up(group.hosts[index].peer) else ", not reached yet"
                 names.append(group.machine(index) + reached)
         return ", ".join(names) or "nobody"

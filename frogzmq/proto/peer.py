@@ -187,7 +187,7 @@ class PeerCore:
             self._peers(self.peers.handle(Tick(), now), now, out)
         for joining in list(self.joining.values()):
             if now >= joining.deadline:
-                joining.tick(now, self.peers, out)
+                joining.tick(now, out)
             if joining.over:
                 del self.joining[joining.group.gid]
         for group in list(self.groups.values()):
@@ -221,7 +221,7 @@ class PeerCore:
             return
         if joining is None:
             group = self.groups[gid] = Group(join, self.id, self.settings)
-            joining = self.joining[gid] = Joining(group, join, now)
+            joining = self.joining[gid] = Joining(group, join, self.peers, now)
             for host in group.hosts:
                 if host.peer != self.id:
                     who = group.members[host.ranks[0]].who
@@ -231,7 +231,7 @@ class PeerCore:
                     joining.ready(group.host_of[peer], message, now, out)
         joining.add(join.rank, join, now, out)
         if now >= joining.deadline:
-            joining.tick(now, self.peers, out)
+            joining.tick(now, out)
 
     def _join_refusal(self, join: JoinGroup) -> str:
         ranks = sorted(member.rank for member in join.members)
@@ -390,7 +390,7 @@ class PeerCore:
             elif joining is not None:
                 joining.ready(group.host_of[peer], message, now, out)
                 if now >= joining.deadline:
-                    joining.tick(now, self.peers, out)
+                    joining.tick(now, out)
             elif not message.settled:
                 # It lost our last word: everyone else has heard it, so repeat it here.
                 self._repeat(group, message, peer, out)
@@ -444,7 +444,7 @@ class PeerCore:
                 for joining in self.joining.values():
                     if effect.peer in joining.group.host_of and joining.all_here:
                         joining.send_at = now
-                        joining.tick(now, self.peers, out)
+                        joining.tick(now, out)
             elif isinstance(effect, PeerDown):
                 self._peer_down(effect, now, out)
 

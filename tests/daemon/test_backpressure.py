@@ -76,13 +76,9 @@ def hear(rank: subprocess.Popen[str]) -> str:
     return line
 
 
-@pytest.mark.parametrize(
-    ("small", "large", "pause_s"),
-    [(1000, 40, 2.0), pytest.param(10_000, 300, 10.0, marks=pytest.mark.slow)],
-)
-def test_nothing_is_lost_while_the_receiver_is_stopped(
-    fleet: Fleet, small: int, large: int, pause_s: float
-) -> None:
+def test_nothing_is_lost_while_the_receiver_is_stopped(fleet: Fleet, pytestconfig: pytest.Config) -> None:
+    full = pytestconfig.getoption("--repeats")
+    small, large, pause_s = (10_000, 300, 10.0) if full else (1000, 40, 2.0)
     peers = [fleet.start(ready=False) for _ in range(2)]
     gid = secrets.token_hex(16)
     ranks = [start(n, peer.wait_ready().runtime_dir, gid, small, large) for n, peer in enumerate(peers)]

@@ -62,8 +62,8 @@ def start(rank: int, folder: os.PathLike[str], *arguments: object) -> subprocess
 
 
 @pytest.mark.parametrize("machines", [[0, 0], [0, 1]], ids=["one peer", "two peers"])
-@pytest.mark.parametrize("count", [1500, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_memory_is_flat(fleet: Fleet, machines: list[int], count: int) -> None:
+def test_memory_is_flat(fleet: Fleet, machines: list[int], pytestconfig: pytest.Config) -> None:
+    count = 10_000 if pytestconfig.getoption("--repeats") else 1500
     peers = [fleet.start(ready=False) for _ in range(max(machines) + 1)]
     gid = secrets.token_hex(16)
     ranks = [

@@ -55,8 +55,9 @@ def run_job(a: PeerProcess, b: PeerProcess) -> None:
         fabric.close()
 
 
-@pytest.mark.parametrize("rounds", [2, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(400)])])
-def test_a_restarted_peer_takes_over_at_once(fleet: Fleet, rounds: int) -> None:
+@pytest.mark.timeout(400)
+def test_a_restarted_peer_takes_over_at_once(fleet: Fleet, pytestconfig: pytest.Config) -> None:
+    rounds = 20 if pytestconfig.getoption("--repeats") else 2
     a = fleet.start(name="a")
     seeds = f'peers = ["{a.peek()["me"]["local_endpoint"]}"]'
     b = fleet.start(name="b", config=seeds)
