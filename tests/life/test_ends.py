@@ -96,7 +96,7 @@ def forms_a_group(me: LightRank) -> tuple[str, str, float]:
         me.say("late")
         me.pause()
     me.say("joining")
-    return me.error_of(lambda: me.join())
+    return me.error_of(me.join)
 
 
 @repeated(20)
