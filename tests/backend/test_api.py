@@ -32,9 +32,12 @@ def collectives(rank: int, size: int, count: int, source: int = 1) -> dict:
         "avg": (lambda g: dist.all_reduce(t[1], R.AVG, group=g, async_op=True), [full(total / size)]),
         "broadcast": (lambda g: dist.broadcast(t[2], source, group=g, async_op=True), [full(source)]),
         "reduce": (
-            lambda g: dist.reduce(t[3], 0, R.MAX, group=g, async_op=True), [full(size - 1 if rank == 0 else rank)],
+            lambda g: dist.reduce(t[3], 0, R.MAX, group=g, async_op=True),
+            [full(size - 1 if rank == 0 else rank)],
         ),
-        "all_gather": (lambda g: dist.all_gather(lists, full(rank), group=g, async_op=True), [full(r) for r in ranks]),
+        "all_gather": (
+            lambda g: dist.all_gather(lists, full(rank), group=g, async_op=True), [full(r) for r in ranks],
+        ),
         "into": (lambda g: dist.all_gather_into_tensor(flat, full(rank), group=g, async_op=True), [stacked]),
         "barrier": (lambda g: dist.barrier(group=g, async_op=True), []),
     }  # fmt: skip

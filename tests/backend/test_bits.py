@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -20,7 +21,7 @@ R = ReduceOp
 
 
 def bounded(examples: int) -> settings:
-    """As many examples, the same ones in every run. A smaller failing one is not looked for: it takes long."""
+    """As many examples, the same in every run; a smaller failing one is not looked for (it takes long)."""
     return settings(
         max_examples=examples, derandomize=True, deadline=None, database=None,
         phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck),
@@ -104,12 +105,47 @@ def test_100003_elements_in_every_cell(pool: Pool) -> None:
         ([0, 0, 1, 2, 1], "machine", [(OpKind.ALL_REDUCE, R.SUM, "float32")]),
         ([0, 1, 2], "rank", [(OpKind.ALL_REDUCE, R.AVG, "bfloat16"), (OpKind.BROADCAST, R.NONE, "uint8", 2)]),
         ([0, 0, 0, 0], "machine", [(OpKind.ALL_REDUCE, R.SUM, "float16"), (OpKind.REDUCE, R.MIN, "int8", 1)]),
-        ([0, 1, 0], "machine", [(OpKind.ALL_GATHER, R.NONE, "float8_e5m2"), (OpKind.REDUCE, R.AVG, "float64", 2)]),
+        ([0, 1, 0], "machine", [(OpKind.ALL_GATHER, R.NONE, "int8"), (OpKind.REDUCE, R.AVG, "float64", 2)]),
     ],
 )  # fmt: skip
 def test_5_million_elements(pool: Pool, placement: list[int], order: str, calls: list[tuple]) -> None:
     wanted = [Call(kind, reduce, dtype, 5_000_000, *root) for kind, reduce, dtype, *root in calls]
     check(pool, placement, wanted, order=order, depth=0, delays=[0.0, 0.05, 0.0])
+
+
+# ------------------------------------------------------------------------- C079: run to run
+def one_hash(pool: Pool, size: int, dtype: str, runs: int, longest_s: float) -> None:
+    """A million values: the same bits on all ranks in all runs, whoever comes first; with order ``rank`` also
+    wherever the ranks are."""
+    rng = random.Random(size)
+    spec = Call(OpKind.ALL_REDUCE, R.SUM, dtype, 1_000_000)
+    hashes: dict[str, set[str]] = {}
+    for order, placement in (
+        ("machine", [r % 2 for r in range(size)]),
+        ("machine", [r % 2 for r in range(size)]),
+        ("rank", [0] * size),
+        ("rank", [r % MACHINES for r in range(size)]),
+    ):
+        delays = [rng.uniform(0.0, longest_s) for _ in range(7 * runs)]
+        calls = [tuple(spec)] * (runs // 4)
+        for done in pool.run(run_calls, placement, calls, 9, order, ["auto"], delays, 0):
+            assert len(done[0]) == runs // 4
+            hashes.setdefault(order, set()).update(done[0])
+        want = expected(spec, placement, 9, order)[0]
+        assert hashes[order] == {want}, f"{order}, {placement}"
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_c079_one_hash_over_ranks_runs_and_arrival_orders(pool: Pool, dtype: str, size: int) -> None:
+    one_hash(pool, size, dtype, runs=8, longest_s=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_c079_twenty_runs_with_long_delays(pool: Pool, dtype: str, size: int) -> None:
+    one_hash(pool, size, dtype, runs=20, longest_s=0.5)
 
 
 # ------------------------------------------------------------------------------ everything
@@ -130,7 +166,10 @@ def test_every_placement_in_every_cell(pool: Pool, size: int, order: str) -> Non
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("placement", "order"),
-    [([0], "machine"), ([1, 0], "machine"), ([0, 1, 0], "rank"), ([0, 1, 2, 0], "machine"), ([0, 0, 1, 2, 1], "machine")],
+    [
+        ([0], "machine"), ([1, 0], "machine"), ([0, 1, 0], "rank"), ([0, 1, 2, 0], "machine"),
+        ([0, 0, 1, 2, 1], "machine"),
+    ],
 )  # fmt: skip
 def test_5_million_elements_in_every_cell(pool: Pool, placement: list[int], order: str) -> None:
     calls = all_calls(5_000_000, len(placement))

@@ -54,6 +54,13 @@ def unequal_calls(rank: int, odd: bool) -> dict[str, tuple]:
     return calls
 
 
+def call_and_go_on(name: str, call, group) -> None:
+    """Who only gives (a broadcast's source) need not wait for the others: its next call raises."""
+    call(group)
+    assert name in ONE_SIDED, name
+    dist.barrier(group=group)
+
+
 def disagree(rank: int, size: int, mode: str) -> dict[str, str]:
     """The last rank differs. Return the texts of the errors."""
     texts = {}
@@ -62,10 +69,7 @@ def disagree(rank: int, size: int, mode: str) -> dict[str, str]:
         before = [tensor.clone() for tensor in tensors]
         begin = time.monotonic()
         with pytest.raises(frogzmq.Mismatch) as caught:
-            call(group)
-            # Who only gives (a broadcast's source) need not wait for the others: its next call raises.
-            assert name in ONE_SIDED, name
-            dist.barrier(group=group)
+            call_and_go_on(name, call, group)
         assert isinstance(caught.value, dist.DistBackendError)
         assert time.monotonic() - begin < LIMIT_S, name
         texts[name] = str(caught.value)
@@ -108,7 +112,7 @@ def disagree_then_live(rank: int, size: int) -> str:
     """An op before the bad one still completes; futures and handles carry the error."""
     group = dist.new_group()
     good = torch.full((50_000,), rank + 1.0)
-    bad = torch.ones(10 + rank)
+    bad = torch.ones(10 + (rank == size - 1))
     first = dist.all_reduce(good, group=group, async_op=True)
     second = dist.all_reduce(bad, group=group, async_op=True)
     future = second.get_future()
@@ -128,3 +132,32 @@ def disagree_then_live(rank: int, size: int) -> str:
 def test_c027_what_came_before_still_completes(pool: Pool, placement: list[int]) -> None:
     for text in pool.run(disagree_then_live, placement):
         assert "float32[10]" in text
+        assert "rank 2 called all_reduce(SUM) of float32[11]" in text
+
+
+def late_receiver(rank: int, size: int, count: int) -> str:
+    """The source of a broadcast has gone on long since when the other rank calls with another shape."""
+    group = dist.new_group()
+    if rank == size - 1:
+        time.sleep(0.5)
+        t = torch.full((count + 1,), -1.0)
+        with pytest.raises(frogzmq.Mismatch) as caught:
+            dist.broadcast(t, 0, group=group)
+        assert (t == -1).all()
+        return str(caught.value)
+
+    def give_and_go_on() -> None:
+        dist.broadcast(torch.ones(count), 0, group=group)
+        dist.barrier(group=group)
+
+    with pytest.raises(frogzmq.Mismatch) as caught:
+        give_and_go_on()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("count", [5, 100_000])
+@pytest.mark.parametrize("placement", [[0, 0], [0, 1], [0, 1, 2]])
+def test_c027_a_broadcast_that_is_over_at_its_source(pool: Pool, placement: list[int], count: int) -> None:
+    for text in pool.run(late_receiver, placement, count, timeout_s=12.0):
+        assert f"broadcast of float32[{count}] root 0" in text
+        assert f"rank {len(placement) - 1} called broadcast of float32[{count + 1}] root 0" in text

@@ -7,6 +7,7 @@ socket; the answer is the rank's pid. A rank lives until its socket ends, and ne
 from __future__ import annotations
 
 import ctypes
+import importlib
 import importlib.util
 import json
 import os
@@ -56,13 +57,9 @@ def die_with_parent() -> None:
 def serve() -> None:
     """Fork a rank for every request until the connection ends."""
     die_with_parent()
-    import numpy  # noqa: F401, ICN001
-    import torch
-    import torch.distributed
-
-    import frogzmq.backend.create
-
-    torch.set_num_threads(1)
+    for name in ("numpy", "pytest", "torch.distributed", "frogzmq.backend.create"):
+        importlib.import_module(name)
+    sys.modules["torch"].set_num_threads(1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps; nobody asks for a status
     control = socket.socket(fileno=0)
     while True:
@@ -110,6 +107,8 @@ def _run(job: Mapping[str, Any]) -> tuple[bool, Any]:
         sys.stdout.flush()
         if dist.is_initialized():
             dist.destroy_process_group()
+        # torch goes on counting after an init that failed, and names groups by the count.
+        dist.distributed_c10d._world.group_count = 0
 
 
 def _load(file: str) -> ModuleType:
