@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,8 +43,11 @@ def connect(folder: Path, env: Mapping[str, str] | None = None) -> socket.socket
         sock = _try(path)
         if sock is not None:
             return sock
-        process = _spawn(folder, env)
+        before = len(_started)
         try:
+            # In a thread: an interrupt in the middle of Popen would leave a peer that nobody knows of.
+            with ThreadPoolExecutor(1, "frogzmq-start") as apart:
+                process = apart.submit(_spawn, folder, env).result()
             while time.monotonic() < deadline:
                 sock = _try(path)
                 if sock is not None:
@@ -52,7 +56,8 @@ def connect(folder: Path, env: Mapping[str, str] | None = None) -> socket.socket
                     break
                 time.sleep(POLL_S)
         except BaseException:  # interrupted: nobody will come to that peer
-            process.terminate()
+            for process in _started[before:]:
+                process.terminate()
             raise
     code = process.poll()
     what = f"ended at once with code {code}" if code is not None else f"opened no socket in {START_S:g} s"
