@@ -259,6 +259,19 @@ class Fold:
 
 
 @dataclass(slots=True)
+class FoldSolo:
+    """An op of one machine whose contributions all came inline: fold it and hand every rank its result.
+
+    Nothing is left of the op afterwards. One effect in place of OpenOp, Fold, a Deliver for each rank and
+    CloseOp: small ops on one machine are paid by the call, not by the byte.
+    """
+
+    gid: GroupId
+    seq: int
+    plan: Plan
+
+
+@dataclass(slots=True)
 class Deliver:
     """Tell a local rank that the first ``upto`` bytes of its result can be read; ``final``: it is complete.
 
@@ -325,7 +338,7 @@ Event: TypeAlias = (
 )  # fmt: skip
 Effect: TypeAlias = (
     Dial | Hangup | Attach | SendLink | Reply | Send | Publish | SendChunk | OpenOp | MakePart | Fold
-    | Deliver | CloseOp | Joined | Note | Fail | CloseGroup | PeerUp | PeerDown
+    | FoldSolo | Deliver | CloseOp | Joined | Note | Fail | CloseGroup | PeerUp | PeerDown
 )  # fmt: skip
 
 

@@ -33,6 +33,7 @@ from frogzmq.machine import (
     Fail,
     Fold,
     Folded,
+    FoldSolo,
     Hangup,
     Joined,
     MakePart,
@@ -50,7 +51,7 @@ from frogzmq.machine import (
     SendLink,
 )  # fmt: skip
 from frogzmq.proto.peer import PeerCore
-from frogzmq.types import Digest, GroupId, PeerId
+from frogzmq.types import Digest, GroupId, OpKind, PeerId
 from frogzmq.wire import ranks as wire
 from frogzmq.wire.limits import EXPLAIN_CHARS, clip
 from frogzmq.wire.messages import PROTOCOL, Bye, ChunkHeader
@@ -82,7 +83,8 @@ class Driver:
         self._handling = False
         self._trace = log.isEnabledFor(logging.DEBUG)
         self._do: dict[type, Callable[[Any], None]] = {
-            Deliver: self._deliver, Fold: self._fold, MakePart: self._make_part, OpenOp: self._open,
+            Deliver: self._deliver, Fold: self._fold,
+            FoldSolo: self._fold_solo, MakePart: self._make_part, OpenOp: self._open,
             CloseOp: self._close, SendChunk: self._send_chunk, Send: self._send, SendLink: self._send_link,
             Reply: self._reply, Publish: self._publish, Dial: self._dial, Hangup: self._hangup,
             Attach: self._attach, Joined: self._joined, Note: self._note, Fail: self._fail,
@@ -254,6 +256,22 @@ class Driver:
         effects: list[Effect] = []
         group.fail(seq, code, f"machine {self.core.me.name}, op {seq}: {error}", self.clock(), effects)
         self._carry_out(effects)
+
+    def _fold_solo(self, effect: FoldSolo) -> None:
+        gid, seq, plan = effect.gid, effect.seq, effect.plan
+        try:
+            data = self.plane.fold_solo(gid, seq, plan)
+        except (LookupError, WireError) as error:
+            self._break(gid, seq, error)
+            return
+        size = len(data)
+        flags = wire.FINAL | (wire.NODATA if plan.descriptor.kind == OpKind.BARRIER else wire.INLINE)
+        for rank in plan.hosts[0].ranks:
+            seat = self.service.seats.get((gid, rank))
+            if seat is not None:
+                seat.in_flight -= 1
+                datagram = wire.encode_result(seat.handle, seq, flags, 0, 0, size, size, data)
+                self.service.send(seat, datagram)
 
     def _close(self, effect: CloseOp) -> None:
         self.ops.pop((effect.gid, effect.seq), None)

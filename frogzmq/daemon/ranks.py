@@ -290,6 +290,8 @@ class RankService:
             other = descriptor.kind == OpKind.BROADCAST and descriptor.root != seat.rank
             if not other and descriptor.nbytes:
                 raise WireError(f"{descriptor.describe()} posted without data by rank {seat.rank}")
+        elif not post.flags & ranks.INLINE and 0 < post.nbytes <= limits.INLINE_BYTES:
+            raise WireError(f"{post.nbytes} bytes posted in the arena: up to {limits.INLINE_BYTES} go inline")
         elif post.nbytes != descriptor.nbytes:
             raise WireError(f"{descriptor.describe()} has {descriptor.nbytes} bytes, posted {post.nbytes}")
 

@@ -14,12 +14,14 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from frogzmq.dataplane.opbuffers import Buffer, Bytes, OpBuffers, as_bytes
+from frogzmq.dtypes import dtype_of
 from frogzmq.errors import StoreFull, WireError
+from frogzmq.fold.kernels import fold_into
 from frogzmq.plan.plan import Plan
 from frogzmq.store.arena import Arena
 from frogzmq.store.index import Extent
 from frogzmq.store.place import available_memory
-from frogzmq.types import Digest, GroupId
+from frogzmq.types import Digest, GroupId, ReduceOp
 from frogzmq.wire.limits import INLINE_BYTES
 from frogzmq.wire.messages import ChunkHeader
 
@@ -158,6 +160,25 @@ class DataPlane:
         return {seq: self.close(gid, seq) for of, seq in list(self._ops) if of == gid}
 
     # ---------------------------------------------------------------- arithmetic
+    def fold_solo(self, gid: GroupId, seq: int, plan: Plan) -> bytes:
+        """The result of an op of one machine whose contributions are all here; nothing of it is kept.
+
+        ``LookupError``: a contribution is not here.
+        """
+        op = self._ops.pop((gid, seq), None)
+        if not plan.result_nbytes:
+            return b""
+        if op is None:
+            raise LookupError(f"op {seq} has no contributions here")
+        inputs = [op.inputs[rank] for rank in plan.hosts[0].ranks]
+        if plan.gathers:
+            return b"".join(data.tobytes() for data in inputs)
+        descriptor = plan.descriptor
+        out = np.empty(plan.result_nbytes, np.uint8)
+        divide_by = plan.size if descriptor.reduce == ReduceOp.AVG else 0
+        fold_into(out, inputs, dtype_of(descriptor.dtype), descriptor.reduce, divide_by)
+        return out.tobytes()
+
     def make_part(self, gid: GroupId, seq: int, part: int, span: int, leaves: bool) -> Digest | None:
         """Fold the local ranks of ``part`` over ``span``, in place; the digest if it ``leaves``, else None.
 

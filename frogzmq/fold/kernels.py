@@ -26,8 +26,9 @@ Array: TypeAlias = NDArray[Any]
 Combine: TypeAlias = Callable[[Array, Array, Array], object]
 """``combine(a, b, out)``: element by element; ``out`` may be ``a`` or ``b``."""
 
-BLOCK_BYTES = 1 << 17
-"""Bytes of each input handled at a time."""
+BLOCK_BYTES = 1 << 20
+"""Bytes of each input handled at a time: in L3, because every numpy call gives the interpreter lock away and
+waits for it again, which costs a busy peer more than L2 would save."""
 
 _UFUNCS: dict[ReduceOp, np.ufunc] = {
     ReduceOp.SUM: np.add,
@@ -140,6 +141,10 @@ def _fold_float(
     target, xs = out.view(kind), [x.view(kind) for x in inputs]
     combine = _combine_for(reduce)
     step = BLOCK_BYTES // kind.itemsize
+    if target.size <= step and len(xs) == 2 and not divide_by:
+        combine(xs[0], xs[1], target)
+        _settle(target)
+        return
     acc = np.empty(min(step, target.size) if len(xs) > 2 else 0, kind)
     for start in range(0, target.size, step):
         block = slice(start, start + step)

@@ -184,7 +184,8 @@ class Group:
             return
         del self.ops[op.seq]
         self.recent.append((op.seq, op))
-        out.append(CloseOp(self.gid, op.seq))
+        if op.view is None or not op.view.solo:
+            out.append(CloseOp(self.gid, op.seq))
 
     def close_ready(self, out: list[Effect]) -> None:
         """Close what can be closed: another machine went on, or a rank is gone.

@@ -16,7 +16,7 @@ order, never the result.
 from __future__ import annotations
 
 from frogzmq.descriptor import Descriptor
-from frogzmq.machine import Deliver, Effect, Fold, MakePart, OpenOp, SendChunk
+from frogzmq.machine import Deliver, Effect, Fold, FoldSolo, MakePart, OpenOp, SendChunk
 from frogzmq.plan.plan import Part, Plan
 from frogzmq.proto.view import View
 from frogzmq.types import Digest, GroupId, OpKind, PeerId, Role
@@ -74,6 +74,8 @@ class Op:
         self.parts_left, self.pieces_left = view.parts_left, view.pieces_left
         self.missing, self.part_left = view.missing.copy(), view.part_left.copy()
         self.piece_done = bytearray(plan.pieces)
+        if view.solo:
+            return
         out.append(OpenOp(self.gid, self.seq, plan, self.here))
         early, self.early = self.early, {}
         for header in early.values():
@@ -95,12 +97,28 @@ class Op:
     # ------------------------------------------------------------- contributions
     def post(self, rank: int, ready: int, now: float, out: list[Effect]) -> None:
         """A local rank called the op (which is open)."""
+        view = self.view
+        assert view is not None
+        if view.solo:
+            self._post_solo(rank, view, now, out)
+            return
         self.posted[rank] = now - self.opened_at
         self.ready[rank] = 0
         self.delivered[rank] = -1
         self.more(rank, ready, now, out)
         if self.prefix:
             self._deliver(rank, out)
+
+    def _post_solo(self, rank: int, view: View, now: float, out: list[Effect]) -> None:
+        """Everything that the rank gives came with its call; the last call completes the op."""
+        at = self.posted[rank] = now - self.opened_at
+        self.ready[rank] = view.nbytes
+        self.observed.append(((rank,), self.here, at))
+        if len(self.posted) == len(view.plan.hosts[0].ranks):
+            self.parts_left = self.pieces_left = 0
+            self.complete = True
+            self.final.update(self.posted)
+            out.append(FoldSolo(self.gid, self.seq, view.plan))
 
     def more(self, rank: int, ready: int, now: float, out: list[Effect]) -> None:
         """The first ``ready`` bytes of a local rank's contribution can be read."""

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from frogzmq.plan.plan import Part, Plan
 from frogzmq.types import OpKind
+from frogzmq.wire.limits import INLINE_BYTES
+
+SOLO = (OpKind.ALL_REDUCE, OpKind.ALL_GATHER, OpKind.BARRIER)
+"""Kinds in which every rank waits for every other, so that nobody can be handed anything earlier."""
 
 
 class View:
@@ -15,7 +19,7 @@ class View:
 
     __slots__ = (
         "folds", "hands_out", "here", "local", "missing", "nbytes", "part_left", "part_of", "parts_left",
-        "pieces_left", "plan", "receives", "targets", "with_data",
+        "pieces_left", "plan", "receives", "solo", "targets", "with_data",
     )  # fmt: skip
 
     def __init__(self, plan: Plan, here: int) -> None:
@@ -44,6 +48,10 @@ class View:
                 for part, _ in plan.sources(piece):
                     self.part_left[part] = self.part_left.get(part, 0) + 1
         self.with_data = self._ranks_with_data()
+        self.solo = (
+            len(plan.hosts) == 1 and plan.descriptor.kind in SOLO and plan.result_nbytes <= INLINE_BYTES
+        )
+        """Whether the op is done in one go once every rank has called it (``FoldSolo``)."""
 
     def _ranks_with_data(self) -> frozenset[int]:
         descriptor, local = self.plan.descriptor, self.plan.hosts[self.here].ranks

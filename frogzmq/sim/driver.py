@@ -26,6 +26,7 @@ from frogzmq.machine import (
     Fail,
     Fold,
     Folded,
+    FoldSolo,
     Hangup,
     Joined,
     LinkDown,
@@ -47,7 +48,7 @@ from frogzmq.machine import (
 )
 from frogzmq.proto.peer import PeerCore
 from frogzmq.proto.settings import CoreSettings
-from frogzmq.types import PeerId
+from frogzmq.types import OpKind, PeerId
 from frogzmq.wire.frames import encode
 from frogzmq.wire.messages import ChunkHeader, Identity, Message
 
@@ -71,7 +72,8 @@ class SimPeer:
         self._calls: dict[type[Effect], Callable[[Any], None]] = {
             Dial: self._dial, Hangup: self._hangup, Attach: self._attach, SendLink: self._send_link,
             Reply: self._reply, Send: self._send, SendChunk: self._send_chunk, OpenOp: self._open,
-            MakePart: self._make_part, Fold: self._fold, CloseOp: self._close, Deliver: self._deliver,
+            MakePart: self._make_part, Fold: self._fold,
+            FoldSolo: self._fold_solo, CloseOp: self._close, Deliver: self._deliver,
             Joined: self._rank, Fail: self._rank, Note: self._rank, Publish: self._publish,
             CloseGroup: self._ignore, PeerUp: self._ignore, PeerDown: self._ignore,
         }  # fmt: skip
@@ -234,6 +236,12 @@ class SimPeer:
     def _fold(self, effect: Fold) -> None:
         digest = self.plane.fold(effect.gid, effect.seq, effect.piece, effect.leaves)
         self._soon(WORK_S, Folded(effect.gid, effect.seq, effect.piece, digest))
+
+    def _fold_solo(self, effect: FoldSolo) -> None:
+        data = self.plane.fold_solo(effect.gid, effect.seq, effect.plan)
+        result = None if effect.plan.descriptor.kind == OpKind.BARRIER else data
+        for rank in effect.plan.hosts[0].ranks:
+            self.cluster.results[rank][effect.seq] = result
 
     def _close(self, effect: CloseOp) -> None:
         self.plane.close(effect.gid, effect.seq)

@@ -41,6 +41,7 @@ from frogzmq.machine import (
     Fail,
     Fold,
     Folded,
+    FoldSolo,
     Joined,
     LinkDown,
     LinkReceived,
@@ -209,6 +210,8 @@ class Script:
                 text = f"op {effect.seq}: make part {effect.part} span {effect.span}"
             case Fold():
                 text = f"op {effect.seq}: fold piece {effect.piece}"
+            case FoldSolo():
+                text = f"op {effect.seq}: {effect.plan.descriptor.describe()} folded for all ranks at once"
             case Deliver(upto=-1):
                 text = f"rank {effect.rank}: op {effect.seq} done, no data"
             case Deliver():
