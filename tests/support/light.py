@@ -317,7 +317,7 @@ class LightJob:
 
 
 def repeated(most: int, least: int = 1) -> Callable[[Test], Test]:
-    """Run a test with ``run`` = 0, 1, ..: ``least`` times, or with ``--repeats`` as often as its case asks."""
+    """Run a test with ``run`` = 0, 1, ..: ``least`` times, or with ``--repeats`` as its case asks."""
 
     def mark(test: Test) -> Test:
         test.repeats = (least, most)  # type: ignore[attr-defined]
