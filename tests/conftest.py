@@ -10,6 +10,7 @@ from support.pool import Pool
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rewrite", action="store_true", help="record the text scripts' output anew")
+    parser.addoption("--exhaustive", action="store_true", help="every combination (half an hour more)")
     parser.addoption(
         "--repeats", action="store_true", help="repeat what must hold every time as often as users did"
     )
@@ -18,6 +19,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def rewrite(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--rewrite"))
+
+
+@pytest.fixture
+def exhaustive(request: pytest.FixtureRequest) -> None:
+    """Skips the test unless ``--exhaustive`` asks for it."""
+    if not request.config.getoption("--exhaustive"):
+        pytest.skip("only with --exhaustive")
 
 
 @pytest.fixture(scope="session")

@@ -142,14 +142,14 @@ def test_c079_one_hash_over_ranks_runs_and_arrival_orders(pool: Pool, dtype: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 3, 4, 5])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 5), ("bfloat16", 4)])
 def test_c079_twenty_runs_with_long_delays(pool: Pool, dtype: str, size: int) -> None:
     one_hash(pool, size, dtype, runs=20, longest_s=0.5)
 
 
 # ------------------------------------------------------------------------------ everything
 @pytest.mark.slow
+@pytest.mark.usefixtures("exhaustive")
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
@@ -163,6 +163,7 @@ def test_every_placement_in_every_cell(pool: Pool, size: int, order: str) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("exhaustive")
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("placement", "order"),
