@@ -417,14 +417,18 @@ class Group:
             op = self.ops[seq]
             if now >= op.repair_at:
                 if op.complete:
-                    # Somebody has not said that it is past this op: perhaps our word to it was lost.
-                    self.told = [1] * len(self.hosts)
-                    self.tell_at = now
+                    self._ask_done(seq, out)
                 else:
                     self._ask(op, now, heard, quiet_s, out)
                 op.repair_wait = min(op.repair_wait * 2, 8 * quiet_s)
                 op.repair_at = now + op.repair_wait
             self.next_repair = min(self.next_repair, op.repair_at)
+
+    def _ask_done(self, seq: int, out: list[Effect]) -> None:
+        """Somebody has not said that it is past a complete op: its word or ours was lost."""
+        for host, there in enumerate(self.hosts):
+            if host != self.here and self.done_there[host] <= seq:
+                out.append(Send(there.peer, OpDone(gid=self.hex, upto=self.done, ask=True)))
 
     def _ask(self, op: Op, now: float, heard: dict[PeerId, float], quiet_s: float, out: list[Effect]) -> None:
         for host, keys in sorted(op.lacking().items()):

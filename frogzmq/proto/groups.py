@@ -25,7 +25,7 @@ from frogzmq.machine import (
     Send,
     Stats,
 )
-from frogzmq.proto.group import Group
+from frogzmq.proto.group import PAST_ALL, Group
 from frogzmq.proto.joining import Joining
 from frogzmq.proto.peers import PeerTable
 from frogzmq.proto.settings import CoreSettings
@@ -218,6 +218,10 @@ class Groups:
         group = self._group(peer, message.gid)
         if group is not None:
             group.other_done(group.host_of[peer], message.upto, out)
+        if message.ask:
+            upto = group.done if group is not None else PAST_ALL
+            out.append(Send(peer, OpDone(gid=message.gid, upto=upto)))
+        if group is not None:
             self._bury(group, now, out)
 
     def _on_group_ready(self, peer: PeerId, message: GroupReady, now: float, out: list[Effect]) -> None:

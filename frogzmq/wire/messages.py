@@ -189,6 +189,8 @@ class OpDone(Control):
     KIND = 14
     gid: HexGroup
     upto: U63
+    ask: bool = False
+    """The sender lacks the receiver's own watermark: please repeat it."""
 
 
 class Credit(Control):

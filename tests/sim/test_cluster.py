@@ -136,6 +136,16 @@ def test_damage_without_an_honest_holder_names_the_machine() -> None:
     assert "machine A" in str(cluster.errors[1])
 
 
+def test_a_lost_last_word_is_asked_for() -> None:
+    """The only message with a machine's watermark was damaged: the op must close all the same."""
+    link = LinkModel(delay_s=0.01, jitter_s=0.005, rate=50e6, damage=0.02)
+    cluster = Cluster([1, 2, 2, 2], seed="2", link=link, mode=Mode.FAITHFUL)
+    cluster.join()
+    cluster.run(cluster.post_all(sums(1), numbers(7, 1, 2), [0.0] * 6 + [0.5]))
+    cluster.idle()
+    assert all(peer.plane.usage()["ops"] == 0 for peer in cluster.peers.values())
+
+
 def test_a_killed_machine_fails_the_others_within_ten_seconds() -> None:
     cluster = Cluster([1, 1, 1])
     cluster.join()

@@ -125,6 +125,7 @@ def longest(cls: type[messages.Control]) -> messages.Control:
         "part": rank,
         "sent": number,
         "settled": False,
+        "ask": False,
         "clean": False,
         "members": DIGEST,
         "root": DIGEST,
