@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("frogzmq")
 
-SEGMENT_BYTES = 4 << 20
+SEGMENT_BYTES = 2 << 20
 """Copied between two READY messages: long against a message (20 us), short against a 64 MiB tensor."""
 EXPLAIN_S = 1.0
 """How long an op that has run out of time waits for the peer to say who is missing."""

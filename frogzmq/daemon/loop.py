@@ -63,7 +63,7 @@ class Loop:
             self._serve(timeout)
             more = fabric.drain()
             now = clock()
-            if now >= core.deadline:
+            if now >= deadline:  # one that came nearer meanwhile is met in the next round
                 driver.feed(Tick())
                 more = fabric.drain() or more
             if core.peers.fatal:

@@ -141,8 +141,10 @@ def _fold_float(
     target, xs = out.view(kind), [x.view(kind) for x in inputs]
     combine = _combine_for(reduce)
     step = BLOCK_BYTES // kind.itemsize
-    if target.size <= step and len(xs) == 2 and not divide_by:
-        combine(xs[0], xs[1], target)
+    if target.size <= step and len(xs) > 1:  # small ops are paid by the call: no slices
+        _chain(xs, target, np.empty(target.size if len(xs) > 2 else 0, kind), combine)
+        if divide_by:
+            _divide(target, divide_by, target)
         _settle(target)
         return
     acc = np.empty(min(step, target.size) if len(xs) > 2 else 0, kind)

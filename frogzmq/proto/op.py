@@ -23,7 +23,7 @@ from frogzmq.types import Digest, GroupId, OpKind, PeerId, Role
 from frogzmq.wire.limits import INLINE_BYTES
 from frogzmq.wire.messages import ChunkHeader
 
-DELIVER_BYTES = 4 << 20
+DELIVER_BYTES = 2 << 20
 """A rank is told of a longer prefix in steps of this size: fewer messages, still overlapped copies."""
 
 Key = tuple[int, int, int]
@@ -69,13 +69,15 @@ class Op:
     def open(self, descriptor: Descriptor, view: View, now: float, out: list[Effect]) -> None:
         """The first local rank called the op: its plan is known from now on."""
         plan = self.plan = view.plan
-        self.descriptor, self.view, self.tag = descriptor, view, descriptor.digest(self.seq)[:8]
-        self.next_span = dict.fromkeys(view.targets, 0)
+        self.descriptor, self.view = descriptor, view
+        if not view.solo:
+            self.tag = descriptor.digest(self.seq)[:8]
         self.parts_left, self.pieces_left = view.parts_left, view.pieces_left
-        self.missing, self.part_left = view.missing.copy(), view.part_left.copy()
         self.piece_done = bytearray(plan.pieces)
         if view.solo:
             return
+        self.next_span = dict.fromkeys(view.targets, 0)
+        self.missing, self.part_left = view.missing.copy(), view.part_left.copy()
         out.append(OpenOp(self.gid, self.seq, plan, self.here))
         early, self.early = self.early, {}
         for header in early.values():
