@@ -13,6 +13,7 @@ import select
 from collections.abc import Callable
 
 from frogzmq.daemon.driver import Driver
+from frogzmq.daemon.memory import give_back
 from frogzmq.machine import Tick
 
 log = logging.getLogger("frogzmq.peer")
@@ -21,6 +22,8 @@ EPHEMERAL_GRACE_S = 1.0
 """An ephemeral peer ends this long after its last rank has gone."""
 EPHEMERAL_FIRST_S = 10.0
 """... or this long after its start, if no rank ever came."""
+REST_AFTER_S = 5.0
+"""A peer without groups gives memory that it kept for the next op back after this long."""
 FLUSH_S = 0.5
 """How long a stopping peer tries to get its last words out."""
 
@@ -40,6 +43,7 @@ class Loop:
         epoll.register(driver.workers.fd, select.EPOLLIN)
         self._end_at = clock() + EPHEMERAL_FIRST_S if ephemeral else math.inf
         self._ephemeral, self._ranks_seen = ephemeral, 0
+        self._worked, self._rest_at = False, math.inf
 
     def stop(self, why: str, *, failed: bool = False) -> None:
         """End soon; safe in signal handlers and other threads."""
@@ -53,7 +57,7 @@ class Loop:
         core, fabric = driver.core, driver.fabric
         more = fabric.drain()
         while not self.why:
-            deadline = min(core.deadline, self._end_at)
+            deadline = min(core.deadline, self._end_at, self._rest_at)
             if more:
                 timeout = 0.0
             elif deadline == math.inf:
@@ -70,6 +74,10 @@ class Loop:
                 self.stop(core.peers.fatal, failed=True)
             if self._ephemeral:
                 self._watch_end(now)
+            if core.busy:
+                self._worked, self._rest_at = True, math.inf
+            elif self._worked:
+                self._rest(now)
 
     def _serve(self, timeout: float) -> None:
         driver = self.driver
@@ -83,6 +91,15 @@ class Loop:
                 service.accept()
             elif fd == self._wake:
                 os.eventfd_read(fd)
+
+    def _rest(self, now: float) -> None:
+        """Nothing lives here any more: soon give back what was kept for reuse."""
+        if self._rest_at == math.inf:
+            self._rest_at = now + REST_AFTER_S
+        elif now >= self._rest_at:
+            self._worked, self._rest_at = False, math.inf
+            self.driver.service.arena.trim()
+            give_back()
 
     def _watch_end(self, now: float) -> None:
         service = self.driver.service

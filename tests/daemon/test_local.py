@@ -70,6 +70,10 @@ def test_large_contributions_go_through_the_arena_and_are_freed(fleet: Fleet) ->
         assert local.expect(ranks.Freed).seq == 1
     for arena in arenas:
         arena.close()
+    for local in both:
+        local.close()
+    assert peer.wait_for(lambda snapshot: snapshot["arena"]["leased_bytes"] == 0)["arena"]["idle_bytes"] > 0
+    peer.wait_for(lambda snapshot: snapshot["arena"]["idle_bytes"] == 0)  # kept for a while, not for ever
 
 
 def test_a_rank_that_vanishes_is_named_to_the_others(fleet: Fleet) -> None:
