@@ -102,7 +102,9 @@ class Client:
         return True
 
     def _greet(self, folder: Path) -> Welcome:
-        torch = getattr(sys.modules.get("torch"), "__version__", "")
+        torch = getattr(
+            sys.modules.get("torch"), "__version__", "none"
+        )  # empty is how a command line tool says that it is no rank
         python = ".".join(map(str, sys.version_info[:3]))
         self.connection.send_json(
             Hello(

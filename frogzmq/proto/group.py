@@ -77,7 +77,6 @@ class Group:
         """Ranks that take no further part, with the last op that has their contribution."""
         self.next_post: dict[int, int] = {}
         self.views: dict[Descriptor, View] = {}
-        self.manifests: dict[tuple[int, int], str] = {}
         self.next_repair = float("inf")
         self.recent: deque[tuple[int, Op]] = deque(maxlen=RECENT_OPS)
         self.repairs_asked = self.duplicates = self.ops_done = 0

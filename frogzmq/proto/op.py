@@ -36,7 +36,7 @@ class Op:
     __slots__ = (
         "complete", "delivered", "descriptor", "early", "early_tags", "final", "gid", "held", "here",
         "missing", "next_span", "observed", "opened_at", "part_left", "parts_left", "piece_done",
-        "pieces_left", "plan", "posted", "prefix", "progress_at", "ready", "rejects", "repair_at",
+        "pieces_left", "plan", "posted", "prefix", "ready", "rejects", "repair_at",
         "repair_wait", "seq", "tag", "unconsumed", "view",
     )  # fmt: skip
 
@@ -61,7 +61,7 @@ class Op:
         self.final: set[int] = set()
         self.unconsumed: set[int] = set()
         self.complete = False
-        self.progress_at, self.repair_wait = now, repair_after
+        self.repair_wait = repair_after
         self.repair_at = now + repair_after
         self.rejects: dict[Key, list[int]] = {}
 
@@ -176,7 +176,6 @@ class Op:
         if self.plan is None:
             self.early[int(header.role), header.part, header.index] = header
             return
-        self.progress_at = now
         if header.role == Role.PART:
             self._observe(header.part, header.index, header.digest, now, out)
         else:

@@ -19,6 +19,7 @@ from support.fakepeer import FakePeer, join_request
 from support.ranks import ROOT, machine_dirs
 
 from frogzmq.client import Client, GroupHandle
+from frogzmq.client.group import SEGMENT_BYTES
 from frogzmq.client.options import Options, options_from
 from frogzmq.descriptor import Descriptor
 from frogzmq.errors import ConfigError, DeadlineExceeded, GroupBroken, PeerUnreachable, RankLost, StoreFull
@@ -88,8 +89,9 @@ def test_large_contribution_is_announced_while_it_is_copied(folder: Path, peer: 
     op, _ = give(groups[0], 5_000_000, 1.0)
     op.wait(20)
     post = peer.said(w.Post)[0]
-    assert (post.nbytes, post.ready) == (20_000_000, 4 << 20)
-    assert [m.ready for m in peer.said(w.Ready)] == [8 << 20, 12 << 20, 16 << 20, 20_000_000]
+    assert (post.nbytes, post.ready) == (20_000_000, SEGMENT_BYTES)
+    steps = [*range(2 * SEGMENT_BYTES, 20_000_000, SEGMENT_BYTES), 20_000_000]
+    assert [m.ready for m in peer.said(w.Ready)] == steps
     assert peer.said(w.Consumed) == [w.Consumed(1, 1)]
     close_all(groups)
 
