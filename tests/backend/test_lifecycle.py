@@ -19,12 +19,6 @@ pytestmark = pytest.mark.torch
 Machines = Callable[[int], list[Path]]
 
 
-def reduce_once(rank: int, size: int) -> float:
-    t = torch.ones(1)
-    dist.all_reduce(t)
-    return t.item()
-
-
 def raise_in_rank_1(rank: int, size: int) -> None:
     import atexit
 
@@ -40,29 +34,6 @@ def kill_rank_1(rank: int, size: int) -> None:
     if rank == 1:
         os.kill(os.getpid(), 9)
     dist.all_reduce(torch.ones(1))
-
-
-def use_forked_children(rank: int, size: int) -> int:
-    from torch.utils.data import DataLoader
-
-    total = 0
-    loader = DataLoader(torch.arange(8.0), batch_size=2, num_workers=2, multiprocessing_context="fork")
-    for _ in range(2):
-        for batch in loader:
-            t = batch.clone()
-            dist.all_reduce(t)
-            assert torch.equal(t, batch * size)
-            total += 1
-    child = os.fork()
-    if child == 0:
-        try:
-            dist.all_reduce(torch.ones(1))
-        except RuntimeError as error:
-            os._exit(0 if "fork" in str(error) else 3)
-        os._exit(4)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    dist.all_reduce(torch.ones(1))
-    return total
 
 
 def init_by_hand(rank: int, size: int, url: str) -> list[str]:
@@ -89,20 +60,6 @@ def init_by_hand(rank: int, size: int, url: str) -> list[str]:
     return texts
 
 
-def test_second_claimant_is_refused_and_missing_ranks_are_named(tmp_path: Path, machines: Machines) -> None:
-    with Ranks(tmp_path) as ranks:
-        ranks.start(reduce_once, 4, machines(1), numbers=[0, 1, 0, 1], timeout_s=12.0)
-        done = ranks.finish(60)
-    errors = sorted(r.stderr.strip().splitlines()[-1] for r in done)
-    assert all(r.code == 1 for r in done), errors
-    twice = [e for e in errors if "DuplicateIdentity" in e]
-    assert len(twice) == 2, errors
-    assert all("belongs to process" in e and "on host" in e for e in twice)
-    waiters = [r for r in done if "DuplicateIdentity" not in r.stderr]
-    assert all("waiting for ranks 2, 3" in r.stderr for r in waiters), waiters[0].stderr
-    assert all("missing ranks 2, 3" in r.stderr for r in waiters), waiters[0].stderr
-
-
 def test_uncaught_error_reaches_the_others(tmp_path: Path, machines: Machines) -> None:
     with Ranks(tmp_path) as ranks:
         ranks.start(raise_in_rank_1, 2, machines(1))
@@ -120,10 +77,6 @@ def test_killed_rank_is_named(tmp_path: Path, machines: Machines) -> None:
     assert [r.code for r in done] == [1, -9], done[0].stderr
     assert "RankLost" in done[0].stderr
     assert "rank 1" in done[0].stderr
-
-
-def test_forked_children_do_no_harm(tmp_path: Path, machines: Machines) -> None:
-    assert run_ranks(tmp_path, use_forked_children, 2, machines(1)) == [8, 8]
 
 
 def test_options_device_maps_and_a_second_group_in_one_process(tmp_path: Path, machines: Machines) -> None:
