@@ -70,6 +70,9 @@ class Client:
         self._lock = threading.Lock()
         self._groups: dict[int, GroupHandle] = {}
         self._held: dict[tuple[int, int], Block] = {}
+        self._writing: dict[tuple[int, int], bool] = {}
+        """Blocks that are being written, and whether the peer has freed them meanwhile."""
+        self._writing_lock = threading.Lock()
         self._joins: dict[int, Reply] = {}
         self._explains: dict[tuple[int, int], list[Reply]] = {}
         self._peeks: list[Reply] = []
@@ -184,8 +187,19 @@ class Client:
         return reply.value
 
     def hold(self, handle: int, seq: int, block: Block) -> None:
-        """Keep ``block`` for op ``seq`` until the peer says FREED."""
+        """Keep ``block`` for op ``seq`` until the peer says FREED and ``written`` was called."""
         self._held[(handle, seq)] = block
+        with self._writing_lock:
+            self._writing[(handle, seq)] = False
+
+    def written(self, handle: int, seq: int) -> None:
+        """Nobody writes into the op's block any more."""
+        with self._writing_lock:
+            freed = self._writing.pop((handle, seq), False)
+        block = self._held.pop((handle, seq), None) if freed else None
+        if block is not None:
+            self.leases.give_back(block)
+            self._start_queued()
 
     # ------------------------------------------------------------------- ending
     @property
@@ -250,7 +264,12 @@ class Client:
         self._start_queued()
 
     def _on_freed(self, message: Freed) -> None:
-        block = self._held.pop((message.handle, message.seq), None)
+        key = (message.handle, message.seq)
+        with self._writing_lock:
+            if key in self._writing:  # the op failed while another thread copies: that thread gives it back
+                self._writing[key] = True
+                return
+        block = self._held.pop(key, None)
         if block is not None:
             self.leases.give_back(block)
             self._start_queued()

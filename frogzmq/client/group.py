@@ -223,16 +223,19 @@ class GroupHandle:
         send, size = self.client.connection.send, len(src)
         view = self.client.arena.view(block.seg, block.off, size)
         self.client.hold(self.handle, op.seq, block)
-        for start in range(0, size, SEGMENT_BYTES):
-            stop = min(start + SEGMENT_BYTES, size)
-            np.copyto(view[start:stop], src[start:stop])
-            if start == 0:
-                encoded = op.descriptor.encoded
-                send(encode_post(self.handle, op.seq, 0, block.seg, block.off, size, stop, encoded))
-            elif op.done:
-                return
-            else:
-                send(encode_ready(self.handle, op.seq, stop))
+        try:
+            for start in range(0, size, SEGMENT_BYTES):
+                stop = min(start + SEGMENT_BYTES, size)
+                np.copyto(view[start:stop], src[start:stop])
+                if start == 0:
+                    encoded = op.descriptor.encoded
+                    send(encode_post(self.handle, op.seq, 0, block.seg, block.off, size, stop, encoded))
+                elif op.done:
+                    return
+                else:
+                    send(encode_ready(self.handle, op.seq, stop))
+        finally:
+            self.client.written(self.handle, op.seq)
 
     # ----------------------------------------------------- finishing (leader's thread)
     def on_result(self, message: Result) -> None:

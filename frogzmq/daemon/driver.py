@@ -283,6 +283,8 @@ class Driver:
         seat = self.service.seats.get((effect.gid, effect.rank))
         if seat is None:
             return
+        if effect.upto >= 0 and (effect.gid, effect.seq) not in self.ops:
+            return  # the op could not be opened, or broke, earlier in the same list of effects
         if effect.final:
             seat.in_flight -= 1
         seq, upto = effect.seq, effect.upto

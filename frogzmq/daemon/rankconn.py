@@ -19,6 +19,8 @@ _SEND = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 """Worked out once: combining two enum members costs as much as a quarter of the call."""
 MAX_OUTBOX_BYTES = 32 << 20
 """A process that lets this much pile up does not read: it is disconnected."""
+SEAT_BYTES = 2 * limits.WINDOW * (limits.INLINE_BYTES + 64)
+"""What a rank may have coming in each of its groups while it computes and reads nothing."""
 _CREDENTIALS = struct.Struct("iII")
 
 
@@ -113,7 +115,7 @@ class Connection:
                 pass
             except OSError:
                 return False  # its end of file arrives by the other direction
-        if self._outbox_bytes + len(datagram) > MAX_OUTBOX_BYTES:
+        if self._outbox_bytes + len(datagram) > MAX_OUTBOX_BYTES + len(self.seats) * SEAT_BYTES:
             return False
         self._outbox.append(datagram)
         self._outbox_bytes += len(datagram)

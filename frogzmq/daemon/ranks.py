@@ -290,7 +290,7 @@ class RankService:
             other = descriptor.kind == OpKind.BROADCAST and descriptor.root != seat.rank
             if not other and descriptor.nbytes:
                 raise WireError(f"{descriptor.describe()} posted without data by rank {seat.rank}")
-        elif not post.flags & ranks.INLINE and 0 < post.nbytes <= limits.INLINE_BYTES:
+        elif not post.flags & ranks.INLINE and post.nbytes <= limits.INLINE_BYTES:
             raise WireError(f"{post.nbytes} bytes posted in the arena: up to {limits.INLINE_BYTES} go inline")
         elif post.nbytes != descriptor.nbytes:
             raise WireError(f"{descriptor.describe()} has {descriptor.nbytes} bytes, posted {post.nbytes}")
@@ -346,6 +346,7 @@ class RankService:
         # Shut down rather than dropped: its end of file is handled by the loop, not in mid-effect.
         self.stats.drops += 1
         if conn.open:
+            log.warning("process %d does not read what it is sent: disconnected", conn.pid)
             conn.shut()
 
     def freed(self, gid: GroupId, seq: int, rank: int) -> None:

@@ -41,6 +41,8 @@ FAR_AHEAD = 4
 """A chunk may be this many windows ahead of this machine's watermark; further is a protocol error."""
 PAST_ALL = 1 << 62
 """Watermark of a machine that needs nothing of the group any more, or is gone."""
+LEAD = 2
+"""Windows of ops that may be open at once; ranks that need nothing back are held from opening more."""
 MAX_VIEWS = 256
 RECENT_OPS = 8
 """Closed ops whose order of observation is kept for ``peek``."""
@@ -78,6 +80,8 @@ class Group:
         self.next_post: dict[int, int] = {}
         self.views: dict[Descriptor, View] = {}
         self.next_repair = float("inf")
+        self.held_back: deque[tuple[Op, int]] = deque()
+        """Ranks that only give, and have run ahead of who receives: told later that they are done."""
         self.recent: deque[tuple[int, Op]] = deque(maxlen=RECENT_OPS)
         self.repairs_asked = self.duplicates = self.ops_done = 0
 
@@ -114,7 +118,9 @@ class Group:
         self.next_post[rank] = seq + 1
         if self.limit is not None and seq >= self.limit[0]:
             out.append(Fail(self.gid, rank, self.limit[0], self.limit[1], self.limit[2]))
-            if seq not in self.ops:
+            known = self.ops.get(seq)
+            if known is None or known.plan is None:
+                self.ops.pop(seq, None)
                 out.append(CloseOp(self.gid, seq))
             return
         op = self._op(seq, now)
@@ -126,6 +132,7 @@ class Group:
             first = next(iter(op.posted))
             self.mismatch(seq, first, op.descriptor, rank, descriptor, now, out)
             return
+        op.hold = len(self.ops) > LEAD * self.settings.window
         op.post(rank, ready, now, out)
         early_tags, op.early_tags = op.early_tags, {}
         for host, tag in early_tags.items():
@@ -143,6 +150,9 @@ class Group:
 
     def settle(self, op: Op, now: float, out: list[Effect]) -> None:
         """After anything happened to an op: note completion, close it if nobody needs it."""
+        if op.held:
+            self.held_back.extend((op, rank) for rank in op.held)
+            op.held.clear()
         if op.complete and op.seq >= self.done and op.seq not in self.complete:
             self._completed(op, now, out)
         if op.complete:
@@ -165,7 +175,7 @@ class Group:
 
     def _manifests(self, op: Op, plan: Plan, out: list[Effect]) -> None:
         for part in op.view.local if op.view else ():
-            digests = [op.held.get((part.index, span)) for span in range(len(plan.spans))]
+            digests = [op.have.get((part.index, span)) for span in range(len(plan.spans))]
             if any(digest is None for digest in digests):
                 continue  # some of it never left this machine
             root = root_of([digest for digest in digests if digest is not None]).hex()
@@ -174,17 +184,34 @@ class Group:
             self._to_all(message, out)
 
     def _close(self, op: Op, out: list[Effect]) -> None:
-        if op.unconsumed or op.seq >= self.disputed:
+        if op.unconsumed:
             return
-        for rank, alive in self.local.items():
-            if alive and rank not in op.final:
-                return
-        if min(self.done_there[: self.here] + self.done_there[self.here + 1 :], default=op.seq + 1) <= op.seq:
+        over = self.broken and self.limit is not None and op.seq >= self.limit[0]
+        if not over and self._needed(op):
             return
         del self.ops[op.seq]
+        self._let_go(out)
         self.recent.append((op.seq, op))
         if op.view is None or not op.view.solo:
             out.append(CloseOp(self.gid, op.seq))
+
+    def _needed(self, op: Op) -> bool:
+        """Whether a local rank or another machine has not come to the end of a complete op."""
+        if op.seq >= self.disputed or any(
+            alive and rank not in op.final for rank, alive in self.local.items()
+        ):
+            return True
+        others = self.done_there[: self.here] + self.done_there[self.here + 1 :]
+        return min(others, default=op.seq + 1) <= op.seq
+
+    def _let_go(self, out: list[Effect]) -> None:
+        """Ranks that only give may go on as far as everybody else has followed."""
+        while self.held_back and len(self.ops) <= LEAD * self.settings.window:
+            op, rank = self.held_back.popleft()
+            if op.seq in self.ops:
+                op.finish(rank, out)
+                if op.complete:
+                    self._close(op, out)
 
     def close_ready(self, out: list[Effect]) -> None:
         """Close what can be closed: another machine went on, or a rank is gone.
@@ -268,7 +295,7 @@ class Group:
         op = self.ops.get(message.seq)
         if op is None or op.plan is None or message.part >= len(op.plan.parts):
             return
-        digests = [op.held.get((message.part, span)) for span in range(len(op.plan.spans))]
+        digests = [op.have.get((message.part, span)) for span in range(len(op.plan.spans))]
         kept = [digest for digest in digests if digest is not None]
         if len(kept) == len(digests) and root_of(kept).hex() != message.root:
             text = (
@@ -319,15 +346,19 @@ class Group:
         self, seq: int, code: str, text: str, now: float, out: list[Effect], *, tell: bool = True
     ) -> None:
         """Every op from ``seq`` on fails, here and (``tell``) on the other machines."""
-        if self.limit is not None and self.broken and self.limit[0] <= seq:
-            return
+        if self.limit is not None:
+            if self.broken and self.limit[0] <= seq:
+                return
+            seq = min(seq, self.limit[0])  # what a clean leave has ended does not begin again
         self.limit, self.broken = (seq, code, text), True
         for rank, alive in self.local.items():
             if alive:
                 out.append(Fail(self.gid, rank, seq, code, text))
         for op in [op for op in self.ops.values() if op.seq >= seq]:
-            del self.ops[op.seq]
-            out.append(CloseOp(self.gid, op.seq))
+            # A rank that was told of its complete result may not have read it yet: its bytes stay till then.
+            if not (op.complete and op.unconsumed):
+                del self.ops[op.seq]
+                out.append(CloseOp(self.gid, op.seq))
         if tell:
             self._to_all(self.failure(), out)
 

@@ -34,8 +34,8 @@ class Op:
     """State of op ``seq`` of a group on host ``here`` (an index into the plan's hosts)."""
 
     __slots__ = (
-        "complete", "delivered", "descriptor", "early", "early_tags", "final", "gid", "held", "here",
-        "missing", "next_span", "observed", "opened_at", "part_left", "parts_left", "piece_done",
+        "complete", "delivered", "descriptor", "early", "early_tags", "final", "gid", "have", "held", "here",
+        "hold", "missing", "next_span", "observed", "opened_at", "part_left", "parts_left", "piece_done",
         "pieces_left", "plan", "posted", "prefix", "ready", "rejects", "repair_at",
         "repair_wait", "seq", "tag", "unconsumed", "view",
     )  # fmt: skip
@@ -49,7 +49,7 @@ class Op:
         self.posted: dict[int, float] = {}
         self.ready: dict[int, int] = {}
         self.next_span: dict[int, int] = {}
-        self.held: dict[tuple[int, int], Digest | None] = {}
+        self.have: dict[tuple[int, int], Digest | None] = {}
         self.early: dict[Key, ChunkHeader] = {}
         self.early_tags: dict[int, bytes] = {}
         self.missing: list[int] = []
@@ -61,6 +61,9 @@ class Op:
         self.final: set[int] = set()
         self.unconsumed: set[int] = set()
         self.complete = False
+        self.hold = False
+        """Whether ranks that only give have to wait before they are told that they are done."""
+        self.held: list[int] = []
         self.repair_wait = repair_after
         self.repair_at = now + repair_after
         self.rejects: dict[Key, list[int]] = {}
@@ -134,7 +137,11 @@ class Op:
         if ready >= view.nbytes:
             self.observed.append(((rank,), self.here, now - self.opened_at))
             if rank not in view.with_data and plan.descriptor.kind != OpKind.BARRIER:
-                self._finish(rank, out)  # handed over: a source, or a rank that is not the root
+                # Handed over: a source, or a rank that is not the root.
+                if self.hold:
+                    self.held.append(rank)
+                else:
+                    self.finish(rank, out)
         self._make(part, view, now, out)
 
     def _make(self, part: Part, view: View, now: float, out: list[Effect]) -> None:
@@ -200,7 +207,7 @@ class Op:
                 due
                 and foreign
                 and header.size == span.stop - span.start
-                and (key[1], key[2]) not in self.held
+                and (key[1], key[2]) not in self.have
             )
         if header.index >= plan.pieces or not self.view.receives[header.index]:
             return False
@@ -211,7 +218,7 @@ class Op:
         view, plan = self.view, self.plan
         assert view is not None
         assert plan is not None
-        self.held[part, span] = digest
+        self.have[part, span] = digest
         piece = plan.piece_of(part, span)
         if not view.folds[piece]:
             return
@@ -232,7 +239,7 @@ class Op:
         if digest is not None:
             peers = [plan.hosts[host].peer for host in view.hands_out[piece]]
             out.extend(self._chunk(peer, Role.RESULT, 0, piece, digest) for peer in peers)
-            self.held[-1, piece] = digest
+            self.have[-1, piece] = digest
         self._piece(piece, out)
         self._check_complete()
 
@@ -257,7 +264,7 @@ class Op:
         everything = self.prefix == plan.pieces
         if rank not in view.with_data:
             if everything and plan.descriptor.kind == OpKind.BARRIER:
-                self._finish(rank, out)
+                self.finish(rank, out)
             return
         if everything:
             if plan.result_nbytes > INLINE_BYTES:
@@ -277,9 +284,9 @@ class Op:
         """
         if plan.descriptor.kind != OpKind.ALL_GATHER:
             return True
-        return all((part.index, 0) in self.held for part in plan.parts)
+        return all((part.index, 0) in self.have for part in plan.parts)
 
-    def _finish(self, rank: int, out: list[Effect]) -> None:
+    def finish(self, rank: int, out: list[Effect]) -> None:
         """A rank that gets no data is done."""
         if rank not in self.final:
             self.final.add(rank)
@@ -313,7 +320,7 @@ class Op:
             if view.folds[piece]:
                 for part, span in plan.sources(piece):
                     host = plan.parts[part].host
-                    if host != here and (part, span) not in self.held:
+                    if host != here and (part, span) not in self.have:
                         lacking.setdefault(host, []).append((int(Role.PART), part, span))
             elif view.receives[piece]:
                 lacking.setdefault(plan.sender(piece), []).append((int(Role.RESULT), 0, piece))
@@ -325,7 +332,7 @@ class Op:
         plan = self.plan
         if plan is None:
             return False
-        digest = self.held.get((part, index) if role == Role.PART else (-1, index))
+        digest = self.have.get((part, index) if role == Role.PART else (-1, index))
         if digest is None:
             return False
         out.append(self._chunk(peer, Role(role), part, index, digest))
