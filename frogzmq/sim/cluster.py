@@ -55,6 +55,8 @@ class Cluster:
         self.world = World(seed)
         self.network = Network(self.world, link)
         self.checks = True
+        self.consume_s = 1e-5
+        """How long a rank takes to copy a large result out."""
         self.options = GroupOptions(mode=mode, order=order)
         self.peers: dict[str, SimPeer] = {}
         for index in range(len(ranks_per_host)):
@@ -154,7 +156,7 @@ class Cluster:
         self.results[effect.rank][effect.seq] = bytes(data)
         if effect.upto > INLINE_BYTES:
             done = RankConsumed(effect.gid, effect.rank, effect.seq)
-            self.world.after(1e-5, lambda: peer.event(done))
+            self.world.after(self.consume_s, lambda: peer.event(done))
 
     def told(self, peer: SimPeer, effect: Joined | Fail | Note) -> None:
         """A rank is told that its group is complete, that it failed, or what is waited for."""

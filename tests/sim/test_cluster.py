@@ -259,3 +259,41 @@ def test_memory_is_flat_over_many_ops(mode: Mode) -> None:
     for peer in cluster.peers.values():
         assert peer.plane.usage()["ops"] == 0
         assert len(peer.core.groups[cluster.gid].complete) == 0
+
+
+def test_a_result_that_a_rank_has_not_read_outlives_the_group() -> None:
+    """The rank was told that it is complete: what it copies out later must not be another op's bytes."""
+    cluster = Cluster([3])
+    cluster.consume_s = 5.0
+    cluster.join()
+    cast = Descriptor(OpKind.BROADCAST, ReduceOp.NONE, "uint8", (1 << 20,), 0)
+    for rank in (0, 1):
+        cluster.post(rank, cast, bytes(1 << 20))
+    cluster.world.run(lambda: 1 in cluster.results[1])
+    cluster.leave(2, clean=False, reason="was killed")
+    assert isinstance(cluster.errors[0], RankLost)
+    plane = cluster.peers["A"].plane
+    assert plane.usage()["ops"] == 1
+    cluster.world.advance(6.0)
+    assert plane.usage()["ops"] == 0
+
+
+@pytest.mark.parametrize("hosts", [[2], [1, 1]])
+def test_a_source_runs_ahead_of_its_receivers_by_a_bounded_number_of_ops(hosts: list[int]) -> None:
+    cluster = Cluster(hosts)
+    cluster.join()
+    cast = Descriptor(OpKind.BROADCAST, ReduceOp.NONE, "uint8", (64,), 0)
+    window = cluster.peers["A"].settings.window
+    while cluster.seq[0] - len(cluster.results[0]) < window and cluster.seq[0] < 1000:
+        cluster.post(0, cast, bytes([cluster.seq[0] % 250]) * 64)
+        cluster.world.advance(0.001)
+    assert window < len(cluster.results[0]) <= 2 * window
+    sent = cluster.seq[0]
+    for _ in range(sent):
+        cluster.post(1, cast, b"")
+        cluster.world.advance(0.001)
+    cluster.run()
+    cluster.idle()
+    assert [cluster.results[1][n + 1] for n in range(sent)] == [bytes([n % 250]) * 64 for n in range(sent)]
+    counters = [peer.core.snapshot(cluster.world.now)["counters"] for peer in cluster.peers.values()]
+    assert all(c["drops"] == c["duplicates"] == c["repairs_answered"] == 0 for c in counters)
