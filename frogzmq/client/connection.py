@@ -21,7 +21,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from frogzmq.errors import FrogError, PeerUnreachable, WireError
 from frogzmq.wire import limits
@@ -29,6 +29,7 @@ from frogzmq.wire.ranks import FROM_PEER, Assembler, Datagram, Json, encode_json
 
 logger = logging.getLogger("frogzmq")
 
+T = TypeVar("T")
 TICK_S = 0.2
 """How often a leader looks at deadlines while nothing arrives: a wake-up costs about 20 us."""
 SEND_TIMEOUT_S = 30
@@ -148,7 +149,7 @@ class Connection:
         now = time.monotonic()
         if now >= self._next_tick:
             self._next_tick = now + TICK_S
-            self._on_tick(now)
+            self._unless_lost(self._on_tick, now)
         return size > 0
 
     def _take(self, datagram: memoryview) -> None:
@@ -158,9 +159,17 @@ class Connection:
             self._lose(f"it sent what this release does not understand: {error}", error)
             return
         if message is not None:
-            self._dispatch(message)
+            self._unless_lost(self._dispatch, message)
             if self._followers:
                 self._wake()
+
+    def _unless_lost(self, handle: Callable[[T], None], what: T) -> None:
+        """Handle it; that an answer could not be sent does not matter where the connection has ended."""
+        try:
+            handle(what)
+        except FrogError:
+            if self.lost is None:
+                raise
 
     def _give_lead_back(self) -> None:
         self._lead.release()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -19,10 +20,19 @@ from support.fakepeer import FakePeer, join_request
 from support.ranks import ROOT, machine_dirs
 
 from frogzmq.client import Client, GroupHandle
+from frogzmq.client.connection import Connection
 from frogzmq.client.group import SEGMENT_BYTES
 from frogzmq.client.options import Options, options_from
 from frogzmq.descriptor import Descriptor
-from frogzmq.errors import ConfigError, DeadlineExceeded, GroupBroken, PeerUnreachable, RankLost, StoreFull
+from frogzmq.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    FrogError,
+    GroupBroken,
+    PeerUnreachable,
+    RankLost,
+    StoreFull,
+)
 from frogzmq.types import OpKind, Order, ReduceOp
 from frogzmq.wire import ranks as w
 from frogzmq.wire.limits import WINDOW
@@ -442,3 +452,19 @@ def test_options_name_what_is_allowed() -> None:
     assert Options(order="machine").resolve({"FROGZMQ_ORDER": "rank"}).order == Order.MACHINE
     with pytest.raises(ConfigError, match="FROGZMQ_ORDER"):
         options_from(None).resolve({"FROGZMQ_ORDER": "gloo"})
+
+
+def test_a_connection_that_ends_while_a_message_is_handled_raises_nothing_in_whoever_reads() -> None:
+    """The background thread may be about to answer when another thread closes the connection."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    lost: list[FrogError] = []
+
+    def answer(_: object) -> None:
+        connection.close(PeerUnreachable("closed"))
+        connection.send(w.encode_consumed(1, 1))
+
+    connection = Connection(ours, answer, lambda now: None, lost.append)
+    theirs.send(w.encode_freed(1, 1))
+    connection.pump()
+    assert [str(error) for error in lost] == ["closed"]
+    theirs.close()
