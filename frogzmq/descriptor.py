@@ -65,7 +65,9 @@ class Descriptor:
         return f"{self.kind.name.lower()}{reduce}{what}{root}"
 
 
+@lru_cache(maxsize=1024)
 def _digest(encoded: bytes, seq: int) -> Digest:
+    # Cached: it is asked for once per chunk that arrives.
     hasher = blake3(derive_key_context=_CONTEXT)
     hasher.update(seq.to_bytes(8, "little") + encoded)
     return Digest(hasher.digest())

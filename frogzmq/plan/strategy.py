@@ -13,6 +13,10 @@ from frogzmq.wire import limits
 ALIGN = 64
 """Spans begin at multiples of this many bytes: whole elements of every dtype, whole cache lines."""
 
+TWO_OWNERS_BYTES = 12 << 20
+"""From this size on two machines share the folding of an all_reduce. Both ways move the same bytes; owners
+fold each byte once instead of twice, and the round that it costs is short beside the transfer."""
+
 LARGE_CHUNKS = 48
 """A tensor of at least this many chunks is cut into chunks of twice the size: the pipeline is full anyway,
 and each chunk costs the peers' loops about half a millisecond together."""
@@ -21,10 +25,13 @@ and each chunk costs the peers' loops about half a millisecond together."""
 def resolve_mode(descriptor: Descriptor, hosts: int, mode: Mode, small_bytes: int) -> Mode:
     """Turn ``auto`` into a mode: one exchange where latency rules or two machines meet, else owners.
 
-    With two machines both modes move the tensor once each way, and ``faithful`` saves a round.
+    With two machines both modes move the tensor once each way: ``faithful`` saves a round, ``shard`` half the
+    folding.
     """
     if mode != Mode.AUTO:
         return mode
+    if hosts == 2 and descriptor.kind == OpKind.ALL_REDUCE and descriptor.nbytes >= TWO_OWNERS_BYTES:
+        return Mode.SHARD
     if hosts <= 2 or descriptor.nbytes <= small_bytes or descriptor.kind == OpKind.ALL_GATHER:
         return Mode.FAITHFUL
     return Mode.SHARD

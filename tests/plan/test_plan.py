@@ -136,6 +136,8 @@ def test_no_bytes_are_still_one_span():
     [
         (OpKind.ALL_REDUCE, 1, 1 << 20, Mode.FAITHFUL),
         (OpKind.ALL_REDUCE, 2, 1 << 20, Mode.FAITHFUL),
+        (OpKind.ALL_REDUCE, 2, 64 << 20, Mode.SHARD),
+        (OpKind.BROADCAST, 2, 64 << 20, Mode.FAITHFUL),
         (OpKind.ALL_REDUCE, 3, 1000, Mode.FAITHFUL),
         (OpKind.ALL_REDUCE, 3, 1001, Mode.SHARD),
         (OpKind.BROADCAST, 3, 1001, Mode.SHARD),
