@@ -18,8 +18,9 @@ from frogzmq import __version__
 from frogzmq.addresses import candidate_addresses, is_dialable, netns_id, tcp_endpoint
 from frogzmq.config import SOCKET_NAME, PeerConfig
 from frogzmq.daemon.driver import Driver
-from frogzmq.daemon.fabric import Fabric, FabricSettings
+from frogzmq.daemon.fabric import Fabric
 from frogzmq.daemon.link import Caller
+from frogzmq.daemon.listening import FabricSettings
 from frogzmq.daemon.loop import Loop
 from frogzmq.daemon.peek import snapshot
 from frogzmq.daemon.ranks import Hooks, RankService

@@ -25,7 +25,8 @@ from frogzmq.machine import (
     Send,
     Stats,
 )
-from frogzmq.proto.group import PAST_ALL, Group
+from frogzmq.proto.failing import PAST_ALL
+from frogzmq.proto.group import Group
 from frogzmq.proto.joining import Joining
 from frogzmq.proto.peers import PeerTable
 from frogzmq.proto.settings import CoreSettings
