@@ -26,6 +26,10 @@ class OpKind(IntEnum):
     BROADCAST = 3
     ALL_GATHER = 4
     BARRIER = 5
+    GATHER = 6
+    SCATTER = 7
+    REDUCE_SCATTER = 8
+    ALL_TO_ALL = 9
 
 
 class ReduceOp(IntEnum):

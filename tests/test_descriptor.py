@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frogzmq.descriptor import MAX_DESCRIPTOR_BYTES, MAX_NBYTES, Descriptor, decode_descriptor
+from frogzmq.descriptor import MAX_DESCRIPTOR_BYTES, MAX_NBYTES, SPLIT, Descriptor, decode_descriptor
 from frogzmq.dtypes import DTYPES, dtype_of
 from frogzmq.errors import WireError
 from frogzmq.types import OpKind, ReduceOp
 
-descriptors = st.builds(
+plain = st.builds(
     Descriptor,
     st.sampled_from(OpKind),
     st.sampled_from(ReduceOp),
@@ -21,6 +22,16 @@ descriptors = st.builds(
     st.lists(st.integers(0, 2000), max_size=3).map(tuple),
     st.integers(-1, (1 << 16) - 1),
 )
+
+
+@st.composite
+def uneven(draw):
+    splits = tuple(draw(st.lists(st.integers(0, 2000), min_size=1, max_size=70)))
+    kind = draw(st.sampled_from(SPLIT))
+    return Descriptor(kind, ReduceOp.NONE, draw(st.sampled_from(list(DTYPES))), (sum(splits),), -1, splits)
+
+
+descriptors = plain | uneven()
 json_values = st.recursive(
     st.none()
     | st.booleans()
@@ -73,8 +84,8 @@ def test_random_json_is_refused(value):
     refused(json.dumps(value).encode())
 
 
-@given(st.lists(json_values, min_size=5, max_size=5))
-def test_five_random_fields_are_refused(fields):
+@given(st.lists(json_values, min_size=5, max_size=6))
+def test_five_or_six_random_fields_are_refused(fields):
     refused(json.dumps(fields, separators=(",", ":")).encode())
 
 
@@ -115,6 +126,15 @@ def test_damaged_bytes_are_refused_or_canonical(descriptor, place, junk):
         json.dumps([1, 1, "uint8", [0] * 65, -1], separators=(",", ":")).encode(),
         json.dumps([1, 1, "uint8", [MAX_NBYTES + 1], -1], separators=(",", ":")).encode(),
         json.dumps([1, 1, "float64", [1 << 23, 1 << 23], -1], separators=(",", ":")).encode(),
+        b'[4,0,"float32",[5],-1,[]]',
+        b'[4,0,"float32",[5],-1,[2,2]]',
+        b'[4,0,"float32",[5],-1,[6,-1]]',
+        b'[4,0,"float32",[1],-1,[true]]',
+        b'[4,0,"float32",[5],-1,[5],[5]]',
+        b'[4,0,"float32",[5],-1,5]',
+        b'[1,1,"float32",[5],-1,[5]]',
+        b'[3,0,"float32",[5],0,[2,3]]',
+        b'[4,0,"float32",[5],-1,[5' + b",0" * 30_000 + b"]]",
         b'[1,1,"uint8",[1' + b"0" * 1000 + b"],-1]",
         b'[1,1,"uint8",[1' + b"0" * 5000 + b"],-1]",
     ],
@@ -135,6 +155,10 @@ def test_the_largest_size_is_taken():
         (GOOD, "all_reduce(SUM) of float32[100, 2560]"),
         (Descriptor(OpKind.BROADCAST, ReduceOp.NONE, "int64", (), 2), "broadcast of int64[] root 2"),
         (Descriptor(OpKind.BARRIER, ReduceOp.NONE, "uint8", (0,)), "barrier"),
+        (
+            Descriptor(OpKind.ALL_GATHER, ReduceOp.NONE, "int8", (3,), -1, (1, 2)),
+            "all_gather of int8[3] splits [1, 2]",
+        ),
     ],
 )
 def test_describe(descriptor, text):
@@ -145,3 +169,54 @@ def test_describe(descriptor, text):
 def test_scalars_and_empty_tensors_have_sizes(name):
     assert Descriptor(OpKind.ALL_REDUCE, ReduceOp.SUM, name, ()).numel == 1
     assert Descriptor(OpKind.ALL_REDUCE, ReduceOp.SUM, name, (5, 0)).nbytes == 0
+
+
+MATRIX = (1, 2, 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("descriptor", "gives", "gets"),
+    [
+        (Descriptor(OpKind.ALL_REDUCE, ReduceOp.SUM, "int16", (3,)), [6, 6], [6, 6]),
+        (Descriptor(OpKind.REDUCE, ReduceOp.SUM, "int16", (3,), 1), [6, 6], [-1, 6]),
+        (Descriptor(OpKind.BROADCAST, ReduceOp.NONE, "int16", (3,), 1), [0, 6], [6, -1]),
+        (Descriptor(OpKind.BARRIER, ReduceOp.NONE, "uint8", (0,)), [0, 0], [-1, -1]),
+        (Descriptor(OpKind.ALL_GATHER, ReduceOp.NONE, "int16", (3,)), [6, 6], [12, 12]),
+        (Descriptor(OpKind.ALL_GATHER, ReduceOp.NONE, "int16", (3,), -1, (3, 0)), [6, 0], [6, 6]),
+        (Descriptor(OpKind.GATHER, ReduceOp.NONE, "int16", (3,), 0), [6, 6], [12, -1]),
+        (Descriptor(OpKind.GATHER, ReduceOp.NONE, "int16", (3,), 0, (1, 2)), [2, 4], [6, -1]),
+        (Descriptor(OpKind.SCATTER, ReduceOp.NONE, "int16", (3,), 0), [12, 0], [6, 6]),
+        (Descriptor(OpKind.REDUCE_SCATTER, ReduceOp.SUM, "int16", (4,)), [8, 8], [4, 4]),
+        (Descriptor(OpKind.REDUCE_SCATTER, ReduceOp.SUM, "int16", (4,), -1, (1, 3)), [8, 8], [2, 6]),
+        (Descriptor(OpKind.ALL_TO_ALL, ReduceOp.NONE, "int16", (4,)), [8, 8], [8, 8]),
+        (Descriptor(OpKind.ALL_TO_ALL, ReduceOp.NONE, "int16", (6,), -1, MATRIX), [6, 6], [2, 10]),
+    ],
+    ids=lambda value: value.describe() if isinstance(value, Descriptor) else "",
+)
+def test_what_each_rank_gives_and_gets(descriptor, gives, gets):
+    assert not descriptor.misfit(range(2))
+    assert [descriptor.gives(rank, 2) for rank in range(2)] == gives
+    assert [descriptor.gets(rank, 2) for rank in range(2)] == gets
+    assert [sum(descriptor.blocks(rank, 2)) for rank in range(2) if gives[rank]] == [n for n in gives if n]
+
+
+@pytest.mark.parametrize(
+    ("descriptor", "text"),
+    [
+        (Descriptor(OpKind.GATHER, ReduceOp.NONE, "int8", (3,), 2), r"no such root rank .*\[0, 1\]"),
+        (Descriptor(OpKind.SCATTER, ReduceOp.NONE, "int8", (3,)), "no such root rank"),
+        (Descriptor(OpKind.ALL_GATHER, ReduceOp.NONE, "int8", (3,), -1, (1, 1, 1)), "3 splits .* needs 2"),
+        (Descriptor(OpKind.ALL_TO_ALL, ReduceOp.NONE, "int8", (3,), -1, (1, 2)), "2 splits .* needs 4"),
+        (Descriptor(OpKind.REDUCE_SCATTER, ReduceOp.SUM, "int8", (3,)), "3 elements .* 2 ranks; give splits"),
+        (Descriptor(OpKind.ALL_TO_ALL, ReduceOp.NONE, "int8", (3,)), "cannot be dealt out evenly"),
+    ],
+)
+def test_ops_that_no_group_of_two_can_run_say_why(descriptor, text):
+    assert re.search(text, descriptor.misfit(range(2)))
+
+
+def test_long_splits_are_described_briefly_and_told_apart():
+    first = Descriptor(OpKind.ALL_GATHER, ReduceOp.NONE, "int8", (400,), -1, (1,) * 400)
+    other = Descriptor(OpKind.ALL_GATHER, ReduceOp.NONE, "int8", (400,), -1, (*(1,) * 398, 2, 0))
+    assert len(first.describe()) < 200
+    assert first.describe() != other.describe()

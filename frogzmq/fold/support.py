@@ -5,7 +5,7 @@ from __future__ import annotations
 from frogzmq.dtypes import DType
 from frogzmq.types import OpKind, ReduceOp
 
-_FOLDING = (OpKind.ALL_REDUCE, OpKind.REDUCE)
+_FOLDING = (OpKind.ALL_REDUCE, OpKind.REDUCE, OpKind.REDUCE_SCATTER)
 _ARITHMETIC = frozenset({ReduceOp.SUM, ReduceOp.PRODUCT})
 _EXTREMES = frozenset({ReduceOp.MIN, ReduceOp.MAX})
 _BITWISE = frozenset({ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR})

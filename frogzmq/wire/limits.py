@@ -33,8 +33,11 @@ JSON_PIECE_BYTES = 48 << 10
 JSON_BYTES = 16 << 20
 """Largest JSON message on the local socket, all pieces together."""
 
-DESCRIPTOR_BYTES = 1024
-"""Canonical bytes of one op descriptor."""
+DESCRIPTOR_BYTES = 48 << 10
+"""Canonical bytes of one op descriptor: uneven splits are in it."""
+
+POST_ROOM = DATAGRAM_BYTES - 64
+"""Descriptor and inline payload of one Post together; a longer payload uses the arena."""
 
 DIMS = 64
 """Dimensions of one tensor."""

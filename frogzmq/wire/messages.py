@@ -149,7 +149,7 @@ class OpDescriptor(Control):
     gid: HexGroup
     seq: U63
     rank: Rank
-    descriptor: Annotated[str, Field(max_length=limits.DESCRIPTOR_BYTES)]
+    descriptor: Annotated[str, Field(max_length=limits.DESCRIPTOR_BYTES, pattern=r"^[ -~]*$")]
 
 
 class Manifest(Control):

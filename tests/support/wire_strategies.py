@@ -117,7 +117,7 @@ def chunks(draw: st.DrawFn) -> tuple[ChunkHeader, bytes]:
 @st.composite
 def posts(draw: st.DrawFn) -> ranks.Post:
     """Return a valid Post: inline, without data, or in the arena."""
-    handle, seq, descriptor = draw(_u32), draw(_seq), draw(st.binary(max_size=limits.DESCRIPTOR_BYTES))
+    handle, seq, descriptor = draw(_u32), draw(_seq), draw(st.binary(max_size=1024))
     flags = draw(st.sampled_from([0, ranks.INLINE, ranks.NODATA]))
     seg, off = draw(_u16), draw(_u63)
     if flags == ranks.INLINE:

@@ -135,7 +135,7 @@ def longest(cls: type[messages.Control]) -> messages.Control:
         "observed": [(rank, number)] * limits.MEMBERS,
         "items": [(1, rank, u32)] * limits.WANT_ITEMS,
         "rows": [(WHO.peer, number, number, number)] * limits.LINK_ROWS,
-        "descriptor": "\0" * limits.DESCRIPTOR_BYTES,
+        "descriptor": '"' * limits.DESCRIPTOR_BYTES,
     }
     return cls(**{field: values[field] for field in cls.model_fields})
 
