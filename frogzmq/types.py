@@ -47,10 +47,11 @@ class ReduceOp(IntEnum):
 
 
 class Role(IntEnum):
-    """What a chunk is a piece of: a contribution (``PART``) or the folded result."""
+    """What a chunk is a piece of: a contribution (``PART``), the folded result, or a message (``MAIL``)."""
 
     PART = 0
     RESULT = 1
+    MAIL = 2
 
 
 class Mode(StrEnum):

@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from frogzmq.wire import frames, limits, messages, rank_binary, rank_json, ranks
+from frogzmq.wire import frames, limits, messages, rank_binary, rank_json, rank_mail, ranks
 
 TARGET = Path(__file__).resolve().parents[1] / "WIRE.md"
 CODES = {"B": "u8", "H": "u16", "I": "u32", "Q": "u64"}
@@ -56,8 +56,9 @@ of a rank is `Hello`, which carries the version; the peer answers `Welcome` or `
 
 **Binary kinds** have a struct behind the kind byte. In `Post`, `descriptor_len` bytes of descriptor
 follow the struct; in `Post` and `Result` with flag INLINE (1) the whole payload follows, and `ready` says
-so. Flag NODATA (2): no bytes are given or got. Flag FINAL (4, `Result` only): the result is complete; inline
-and no-data results always are. Op numbers (`seq`) start at 1.
+so; likewise in `Mail`, `MailBytes` and `Arrived`. Flag NODATA (2): no bytes are given or got. Flag FINAL
+(4, `Result` and `Arrived`): that was all; inline and no-data results always are. Op numbers (`seq`) start
+at 1.
 
 **JSON kinds** have a second byte: 1 where more pieces follow, else 0; then a piece of one JSON object.
 Pieces of one message follow each other without other JSON in between; binary datagrams may come between.
@@ -91,7 +92,7 @@ def module_docs(*modules: ModuleType) -> dict[str, str]:
     return found
 
 
-DOCS = module_docs(messages, rank_json, rank_binary, frames, limits)
+DOCS = module_docs(messages, rank_json, rank_binary, rank_mail, frames, limits)
 
 
 def table(*rows: tuple[str, ...]) -> Iterator[str]:
@@ -186,8 +187,8 @@ def peer_part() -> Iterator[str]:
 def rank_part() -> Iterator[str]:
     """Yield the chapter on the local socket, in the order of the kind numbers."""
     yield RANK
-    kinds: dict[int, type[BaseModel] | tuple[type, str]] = {model.KIND: model for model in ranks.JSON}
-    kinds |= {kind: (cls, codes) for kind, cls, codes in ranks.BINARY}
+    kinds: dict[int, Any] = {model.KIND: model for model in ranks.JSON}
+    kinds |= {kind: (cls, tuple(codes)) for kind, cls, codes in ranks.BINARY}
     for kind, what in sorted(kinds.items()):
         if isinstance(what, tuple):
             cls, codes = what

@@ -34,7 +34,7 @@ CHUNK_HEADER_BYTES = _CHUNK.size
 
 _HEADS: dict[int, bytes] = {cls.KIND: MAGIC + bytes((PROTOCOL, cls.KIND)) for cls in CONTROL}
 _MODELS: dict[int, type[BaseModel]] = {cls.KIND: cls for cls in CONTROL}
-_ROLES = (Role.PART, Role.RESULT)
+_ROLES = (Role.PART, Role.RESULT, Role.MAIL)
 _SEQ_END = 1 << 63
 _new = tuple.__new__  # the named tuples' own constructor costs as much as the rest of the decoder
 
@@ -102,8 +102,8 @@ def _decode_chunk(frames: Sequence[Buffer]) -> ChunkFrame:
         raise WireError(
             f"chunk says {size} bytes and has {len(payload)}; both must agree, limit {limits.CHUNK_BYTES}"
         )
-    if role > 1 or reserved:
-        raise WireError(f"chunk with role {role} and reserved byte {reserved}: role is 0 or 1, reserved 0")
+    if role > 2 or reserved:
+        raise WireError(f"chunk with role {role} and reserved byte {reserved}: role is 0 to 2, reserved 0")
     if seq >= _SEQ_END or done >= _SEQ_END:
         raise WireError(f"chunk with op number {max(seq, done)}, which is beyond 63 bits")
     fields = (gid, seq, _ROLES[role], part, index, size, digest, descriptor, done)

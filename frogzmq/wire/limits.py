@@ -78,6 +78,21 @@ SEGMENTS = 1024
 WANT_ITEMS = 256
 """Chunks asked for in one ``Want``."""
 
+MAIL_ITEMS = 256
+"""Messages named in one ``MailSeen`` or ``MailAsk``."""
+
+MAIL_WINDOW = 1 << 16
+"""Messages that a rank may have announced to one other rank and not seen taken; its receives in a group."""
+
+MAIL_UNREAD = 64
+"""Messages inside datagrams on their way to a rank that it has not said it read."""
+
+MAIL_NUMBER = 1 << 40
+"""Messages between two ranks are numbered below this."""
+
+DTYPE_CHARS = 24
+"""Name of a message's element type."""
+
 LINK_ROWS = 1024
 """Rows of one ``Links`` announcement."""
 

@@ -140,6 +140,8 @@ class RankGone(Control):
     last_seq: Annotated[int, Field(ge=-1, lt=1 << 63)]
     clean: bool
     reason: Text
+    mail: Annotated[list[tuple[Rank, U63]], Field(max_length=limits.MEMBERS)] = []
+    """How many messages it has sent to each rank, where it has sent any."""
 
 
 class OpDescriptor(Control):
@@ -208,31 +210,93 @@ class Links(Control):
     rows: Annotated[list[tuple[HexId, float, float, float]], Field(max_length=limits.LINK_ROWS)]
 
 
+class MailOffer(Control):
+    """Message ``n`` from rank ``src`` (of the sender) to rank ``dst``: its bytes come when asked for."""
+
+    KIND = 20
+    gid: HexGroup
+    src: Rank
+    dst: Rank
+    n: U63
+    """Messages are numbered from 1 for each pair of ranks."""
+    tag: U32
+    size: U63
+    dtype: Name
+
+
+class MailWant(Control):
+    """A receive matches message ``n``: send its chunks, and these ones again."""
+
+    KIND = 21
+    gid: HexGroup
+    src: Rank
+    dst: Rank
+    n: U63
+    chunks: Annotated[list[U32], Field(max_length=limits.WANT_ITEMS)]
+
+
+class MailSeen(Control):
+    """The sender knows of every message up to ``known``; those in ``numbers`` need not be kept for it."""
+
+    KIND = 22
+    gid: HexGroup
+    src: Rank
+    dst: Rank
+    known: U63
+    numbers: Annotated[list[U63], Field(max_length=limits.MAIL_ITEMS)]
+    answers: U63
+    """``upto`` of the MailAsk that this answers; 0: none."""
+
+
+class MailAsk(Control):
+    """``upto`` messages were sent: how many are known there, and which of ``numbers`` are not needed?"""
+
+    KIND = 23
+    gid: HexGroup
+    src: Rank
+    dst: Rank
+    upto: U63
+    numbers: Annotated[list[U63], Field(max_length=limits.MAIL_ITEMS)]
+
+
+class MailLost(Control):
+    """Answer to MailWant: the message's bytes never come, because ..."""
+
+    KIND = 24
+    gid: HexGroup
+    src: Rank
+    dst: Rank
+    n: U63
+    text: Text
+
+
 class ChunkHeader(NamedTuple):
     """What a chunk is, with the digest its bytes must match. Fixed binary form: see ``wire.frames``."""
 
     gid: GroupId
     seq: int
+    """Op number; for ``Role.MAIL`` 2**62 + 2**40 * receiving rank + message number."""
     role: Role
     part: int
-    """Contribution index for ``Role.PART``; 0 for results."""
+    """Contribution index for ``Role.PART``; 0 for results; sending rank for ``Role.MAIL``."""
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
-    """Span index for ``Role.PART``, piece index for ``Role.RESULT``."""
+    """Span index for ``Role.PART``, piece index for ``Role.RESULT``, place in the message for ``Role.MAIL``."""
     size: int
     digest: Digest
     descriptor: bytes
-    """First 8 bytes of the descriptor's digest: ops that differ are noticed at the first chunk."""
+    """First 8 bytes of the descriptor's digest: ops that differ are noticed at the first chunk. For
+    ``Role.MAIL`` the tag (u32) and the mark of the dtype (first 4 bytes of its name's BLAKE3)."""
     done: int
     """Every op of the group below this number is complete on the sender's machine."""
 
 
 Message: TypeAlias = (
     Hello | Welcome | Refuse | Ping | Pong | Bye | GroupReady | GroupFailed | RankGone | OpDescriptor
-    | Manifest | Want | Have | OpDone | Credit | Links
+    | Manifest | Want | Have | OpDone | Credit | Links | MailOffer | MailWant | MailSeen | MailAsk | MailLost
 )  # fmt: skip
 CONTROL: tuple[type[Control], ...] = (
     Hello, Welcome, Refuse, Ping, Pong, Bye, GroupReady, GroupFailed, RankGone, OpDescriptor,
-    Manifest, Want, Have, OpDone, Credit, Links,
+    Manifest, Want, Have, OpDone, Credit, Links, MailOffer, MailWant, MailSeen, MailAsk, MailLost,
 )  # fmt: skip
 CHUNK_KIND = 32
 

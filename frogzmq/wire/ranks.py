@@ -9,21 +9,19 @@ all pieces of one JSON message on the socket under one lock; binary datagrams ma
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import TypeAlias, cast
 
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError
 
 from frogzmq.errors import WireError
-from frogzmq.wire import limits
 from frogzmq.wire.frames import parse_json
+from frogzmq.wire import limits, rank_binary, rank_json, rank_mail
 from frogzmq.wire.rank_binary import (
-    BINARY,
-    DECODERS,
     FINAL,
     INLINE,
     NODATA,
-    STRUCTS,
     Binary,
     Buffer,
     Consumed,
@@ -46,7 +44,6 @@ from frogzmq.wire.rank_binary import (
     encode_unlease,
 )
 from frogzmq.wire.rank_json import (
-    JSON,
     Bye,
     Error,
     Explained,
@@ -54,7 +51,6 @@ from frogzmq.wire.rank_json import (
     Hello,
     Join,
     Joined,
-    Json,
     Leave,
     Note,
     Peek,
@@ -62,16 +58,48 @@ from frogzmq.wire.rank_json import (
     Stop,
     Welcome,
 )
+from frogzmq.wire.rank_json import Json as RareJson
+from frogzmq.wire.rank_mail import (
+    ANY,
+    Arrived,
+    BinaryMail,
+    Mail,
+    MailAsked,
+    MailBytes,
+    MailDone,
+    MailFailed,
+    MailRead,
+    MailTaken,
+    Receive,
+    encode_arrived,
+    encode_mail,
+    encode_mail_asked,
+    encode_mail_bytes,
+    encode_mail_done,
+    encode_mail_read,
+    encode_mail_taken,
+    encode_receive,
+)
 
 __all__ = [
-    "BINARY", "FINAL", "FROM_PEER", "FROM_RANK", "INLINE", "JSON", "NODATA", "Assembler", "Buffer", "Bye",
-    "Consumed", "Datagram", "Error", "Explain", "Explained", "Failed", "Freed", "Hello", "Join", "Joined",
-    "Json", "Lease", "Leased", "Leave", "Note", "Peek", "Peeked", "Post", "Ready", "Result", "Stop",
-    "Unlease", "Welcome", "decode", "encode_consumed", "encode_explain", "encode_freed", "encode_json",
-    "encode_lease", "encode_leased", "encode_post", "encode_ready", "encode_result", "encode_unlease",
+    "ANY", "BINARY", "FINAL", "FROM_PEER", "FROM_RANK", "INLINE", "JSON", "NODATA", "Arrived", "Assembler",
+    "Buffer", "Bye", "Consumed", "Datagram", "Error", "Explain", "Explained", "Failed", "Freed", "Hello",
+    "Join", "Joined", "Json", "Lease", "Leased", "Leave", "Mail", "MailAsked", "MailBytes", "MailDone",
+    "MailFailed", "MailRead", "MailTaken", "Note", "Peek", "Peeked", "Post", "Ready", "Receive", "Result",
+    "Stop", "Unlease", "Welcome", "decode", "encode_arrived", "encode_consumed", "encode_explain",
+    "encode_freed", "encode_json", "encode_lease", "encode_leased", "encode_mail", "encode_mail_asked",
+    "encode_mail_bytes", "encode_mail_done", "encode_mail_read", "encode_mail_taken", "encode_post",
+    "encode_ready", "encode_receive", "encode_result", "encode_unlease",
 ]  # fmt: skip
 
-Datagram: TypeAlias = Binary | Json
+Json: TypeAlias = RareJson | MailFailed
+Datagram: TypeAlias = Binary | BinaryMail | Json
+JSON: tuple[type[Json], ...] = (*rank_json.JSON, MailFailed)
+"""Every JSON datagram."""
+BINARY = (*rank_binary.BINARY, *rank_mail.BINARY)
+"""Every binary datagram: kind, type, ``struct`` codes."""
+STRUCTS = rank_binary.STRUCTS | rank_mail.STRUCTS
+DECODERS: dict[int, Callable[[Buffer], Binary | BinaryMail]] = {**rank_binary.DECODERS, **rank_mail.DECODERS}
 
 _MODELS = {cls.KIND: cls for cls in JSON}
 FROM_RANK = frozenset(kind for kind in (*STRUCTS, *_MODELS) if kind < 64)

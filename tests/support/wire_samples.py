@@ -55,6 +55,11 @@ CONTROLS: tuple[messages.Message, ...] = (
     messages.OpDone(gid=GID, upto=8),
     messages.Credit(cost=64),
     messages.Links(peer=WHO.peer, rows=[("fedcba9876543210", 0.001, 1e9, 2.5e8)]),
+    messages.MailOffer(gid=GID, src=1, dst=3, n=7, tag=5, size=1 << 26, dtype="float32"),
+    messages.MailWant(gid=GID, src=1, dst=3, n=7, chunks=[0, 63]),
+    messages.MailSeen(gid=GID, src=1, dst=3, known=8, numbers=[6, 7], answers=9),
+    messages.MailAsk(gid=GID, src=1, dst=3, upto=9, numbers=[6, 7]),
+    messages.MailLost(gid=GID, src=1, dst=3, n=7, text="rank 1 left before it gave the bytes"),
 )
 RANKS: tuple[ranks.Datagram, ...] = (
     ranks.Hello(protocol=PROTOCOL, pid=4711, version="0.1.0", torch="2.13.0", python="3.11.7"),
@@ -89,6 +94,15 @@ RANKS: tuple[ranks.Datagram, ...] = (
     ranks.Peeked(snapshot={"peer": "0123456789abcdef", "groups": [{"seq": 7, "waits": None}], "load": 0.5}),
     ranks.Error(code="StoreFull", text="no room for 1048576 bytes", req=1),
     ranks.Note(handle=9, text="node-b is slow: 120 ms"),
+    ranks.Mail(9, 7, ranks.INLINE, 3, 5, len(PAYLOAD), "float32", PAYLOAD),
+    ranks.MailBytes(9, 8, 0, 3, 1, 1 << 21, 4096),
+    ranks.Receive(9, 4, 1, 5, 1 << 26, "bfloat16"),
+    ranks.MailTaken(9, 4),
+    ranks.MailRead(9, 48),
+    ranks.Arrived(9, 4, ranks.FINAL, 1, 1, 1 << 21, 1024000, 1024000),
+    ranks.MailAsked(9, 8, 3),
+    ranks.MailDone(9, 8, 3),
+    ranks.MailFailed(handle=9, n=4, dst=-1, code="RankLost", text="rank 1 has left the group"),
 )
 _ENCODERS: dict[type, Any] = {
     ranks.Lease: ranks.encode_lease,
@@ -100,6 +114,14 @@ _ENCODERS: dict[type, Any] = {
     ranks.Leased: ranks.encode_leased,
     ranks.Result: ranks.encode_result,
     ranks.Freed: ranks.encode_freed,
+    ranks.Mail: ranks.encode_mail,
+    ranks.MailBytes: ranks.encode_mail_bytes,
+    ranks.Receive: ranks.encode_receive,
+    ranks.MailTaken: ranks.encode_mail_taken,
+    ranks.MailRead: ranks.encode_mail_read,
+    ranks.Arrived: ranks.encode_arrived,
+    ranks.MailAsked: ranks.encode_mail_asked,
+    ranks.MailDone: ranks.encode_mail_done,
 }
 
 

@@ -93,6 +93,8 @@ _u16, _u32 = st.integers(0, (1 << 16) - 1), st.integers(0, (1 << 32) - 1)
 _u63 = st.integers(0, (1 << 63) - 1)
 _seq = st.integers(1, (1 << 63) - 1)
 _size = st.integers(0, limits.TENSOR_BYTES)
+_number = st.integers(1, limits.MAIL_NUMBER - 1)
+_dtype = st.sampled_from(["float32", "bool", "float8_e4m3fnuz", "x" * limits.DTYPE_CHARS])
 _inline = st.binary(max_size=300) | st.just(bytes(limits.INLINE_BYTES))
 
 
@@ -140,6 +142,24 @@ def results(draw: st.DrawFn) -> ranks.Result:
     return ranks.Result(handle, seq, flags, seg, off, ready, total)
 
 
+@st.composite
+def mails(draw: st.DrawFn) -> ranks.Mail | ranks.MailBytes | ranks.Arrived:
+    """Return a valid Mail, MailBytes or Arrived: inline, or in the arena."""
+    handle, n, seg, off, rank = draw(_u32), draw(_number), draw(_u16), draw(_u63), draw(st.integers(0, 65534))
+    payload = draw(_inline)
+    size, inline = draw(_size), draw(st.booleans())
+    size, payload = (len(payload), payload) if inline else (size, b"")
+    kind = draw(st.sampled_from([ranks.Mail, ranks.MailBytes, ranks.Arrived]))
+    if kind is ranks.Mail:
+        return ranks.Mail(handle, n, int(inline), rank, draw(_u32), size, draw(_dtype), payload)
+    if kind is ranks.MailBytes:
+        return ranks.MailBytes(handle, n, int(inline), rank, seg, off, size, payload)
+    final = inline or draw(st.booleans())
+    flags = (ranks.INLINE if inline else 0) | (ranks.FINAL if final else 0)
+    ready = size if final else draw(st.integers(0, size))
+    return ranks.Arrived(handle, n, flags, rank, seg, off, ready, size, payload)
+
+
 BINARIES: st.SearchStrategy[Any] = st.one_of(
     posts(),
     results(),
@@ -150,4 +170,10 @@ BINARIES: st.SearchStrategy[Any] = st.one_of(
     st.builds(ranks.Consumed, _u32, _seq),
     st.builds(ranks.Explain, _u32, _seq),
     st.builds(ranks.Freed, _u32, _seq),
+    mails(),
+    st.builds(ranks.Receive, _u32, _number, _u16, _u32, _size, _dtype),
+    st.builds(ranks.MailTaken, _u32, _number),
+    st.builds(ranks.MailRead, _u32, _number),
+    st.builds(ranks.MailAsked, _u32, _number, _u16),
+    st.builds(ranks.MailDone, _u32, _number, _u16),
 )

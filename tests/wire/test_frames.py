@@ -73,7 +73,7 @@ def test_other_versions_are_named_whatever_follows(kind: int, version: int) -> N
         ([HEAD + b"x", PAYLOAD], "chunk header of 89 bytes"),
         ([HEAD, PAYLOAD[:-1]], "chunk says 32 bytes and has 31"),
         ([HEAD, PAYLOAD + b"x"], "chunk says 32 bytes and has 33"),
-        ([patched("role", 2), PAYLOAD], "role 2"),
+        ([patched("role", 3), PAYLOAD], "role 3"),
         ([patched("reserved", 1), PAYLOAD], "reserved byte 1"),
         ([patched("seq", 1 << 63), PAYLOAD], "63 bits"),
         ([patched("done", (1 << 64) - 1), PAYLOAD], "63 bits"),
@@ -136,6 +136,17 @@ def longest(cls: type[messages.Control]) -> messages.Control:
         "items": [(1, rank, u32)] * limits.WANT_ITEMS,
         "rows": [(WHO.peer, number, number, number)] * limits.LINK_ROWS,
         "descriptor": '"' * limits.DESCRIPTOR_BYTES,
+        "src": rank,
+        "dst": rank,
+        "n": u63,
+        "tag": u32,
+        "size": u63,
+        "dtype": name,
+        "known": u63,
+        "answers": u63,
+        "numbers": [u63] * limits.MAIL_ITEMS,
+        "chunks": [u32] * limits.WANT_ITEMS,
+        "mail": [(rank, u63)] * limits.MEMBERS,
     }
     return cls(**{field: values[field] for field in cls.model_fields})
 
