@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from frogzmq.descriptor import Descriptor
+from frogzmq.mailing import MailEffect, MailEvent
 from frogzmq.plan.plan import Plan
 from frogzmq.types import ConnId, Digest, GroupId, PeerId
 from frogzmq.wire.messages import ChunkHeader, JoinGroup, Message
@@ -334,11 +335,12 @@ class CloseGroup:
 Event: TypeAlias = (
     Tick | LinkUp | LinkDown | LinkReceived | Received | ChunkReceived | ChunkRejected
     | RankJoined | RankPosted | RankReady | RankConsumed | RankLeft | PartMade | Folded
-    | PeerUp | PeerDown
+    | PeerUp | PeerDown | MailEvent
 )  # fmt: skip
 Effect: TypeAlias = (
     Dial | Hangup | Attach | SendLink | Reply | Send | Publish | SendChunk | OpenOp | MakePart | Fold
     | FoldSolo | Deliver | CloseOp | Joined | Note | Fail | CloseGroup | PeerUp | PeerDown
+    | MailEffect
 )  # fmt: skip
 
 

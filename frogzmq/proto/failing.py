@@ -96,11 +96,17 @@ class Failing(Closing):
             return
         self.local[rank] = False
         last = self.last_handed_over(rank)
-        self.to_all(RankGone(gid=self.hex, rank=rank, last_seq=last, clean=clean, reason=reason[:4000]), out)
+        mail = self.mail_sent(rank)
+        gone = RankGone(gid=self.hex, rank=rank, last_seq=last, clean=clean, reason=reason[:4000], mail=mail)
+        self.to_all(gone, out)
         for op in self.ops.values():
             op.forget(rank)
         self.rank_gone(rank, last, clean, reason, now, out)
         self.close_ready(out)
+
+    def mail_sent(self, rank: int) -> list[tuple[int, int]]:
+        """How many messages a local rank has sent to each rank elsewhere (see ``proto.postal``)."""
+        return []
 
     def rank_gone(
         self, rank: int, last: int, clean: bool, reason: str, now: float, out: list[Effect]

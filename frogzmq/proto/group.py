@@ -6,7 +6,8 @@ may ops run, so no chunk ever meets a machine that has not heard of its group. A
 by each rank alike.
 
 A group is built in storeys, each of which knows only those below it: ``members`` (the state), ``closing``
-(how ops end), ``failing`` (how the group does), ``repair`` (asking again), and on top what starts it all.
+(how ops end), ``failing`` (how the group does), ``repair`` (asking again), ``postal`` (messages between
+single ranks), and on top what starts it all.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from frogzmq.machine import CloseGroup, CloseOp, Effect, Fail, Joined, Send
 from frogzmq.proto.closing import LEAD
 from frogzmq.proto.failing import PAST_ALL
 from frogzmq.proto.op import Op
-from frogzmq.proto.repair import Repair
+from frogzmq.proto.postal import Postal
 from frogzmq.types import PeerId
 from frogzmq.wire.messages import ChunkHeader, OpDone
 
@@ -24,7 +25,7 @@ FAR_AHEAD = 4
 """A chunk may be this many windows ahead of this machine's watermark; further is a protocol error."""
 
 
-class Group(Repair):
+class Group(Postal):
     """A settled or failing group on host ``here``."""
 
     def posted(
@@ -112,4 +113,5 @@ class Group(Repair):
                 out.append(Send(host.peer, OpDone(gid=self.hex, upto=PAST_ALL)))
         out.extend(CloseOp(self.gid, seq) for seq in self.ops)
         self.ops.clear()
+        self.mail.close(out)
         out.append(CloseGroup(self.gid))

@@ -28,6 +28,7 @@ from frogzmq.machine import (
 from frogzmq.proto.failing import PAST_ALL
 from frogzmq.proto.group import Group
 from frogzmq.proto.joining import Joining
+from frogzmq.proto.mailroom import MailRoom
 from frogzmq.proto.peers import PeerTable
 from frogzmq.proto.settings import CoreSettings
 from frogzmq.proto.transfer import Transfer
@@ -100,6 +101,9 @@ class Groups:
             Have: self._on_announcement,
             Links: self._on_announcement,
         }
+        self.room = MailRoom(self.groups, self._bury)
+        self.events |= self.room.events
+        self.messages |= self.room.messages
 
     @property
     def deadline(self) -> float:
@@ -139,7 +143,7 @@ class Groups:
             out.append(Fail(gid, join.rank, 0, "DuplicateIdentity", text))
             return
         if joining is None:
-            group = self.groups[gid] = Group(join, self.id, self.settings)
+            group = self.groups[gid] = Group(join, self.id, self.settings, self.transfer)
             joining = self.joining[gid] = Joining(group, join, self.peers, now)
             for host in group.hosts:
                 if host.peer != self.id:
@@ -259,7 +263,9 @@ class Groups:
     def _on_rank_gone(self, peer: PeerId, message: RankGone, now: float, out: list[Effect]) -> None:
         group = self._group(peer, message.gid)
         if group is not None and message.rank in group.hosts[group.host_of[peer]].ranks:
-            group.rank_gone(message.rank, message.last_seq, message.clean, message.reason, now, out)
+            group.rank_gone(
+                message.rank, message.last_seq, message.clean, message.reason, now, out, message.mail
+            )
 
     def _on_op_descriptor(self, peer: PeerId, message: OpDescriptor, now: float, out: list[Effect]) -> None:
         group = self._group(peer, message.gid)

@@ -2,15 +2,16 @@
 
 Theory of operation
 -------------------
-The machine of the receiver decides which message meets which receive (``proto.mailbox``). Between two ranks of
-one machine that is all: the receiver reads where the sender wrote. A message to another machine waits in the
-``Outbox`` until its bytes are wanted there; one from another machine in the ``Inbox`` until it is read. A rank
-that could not hand its bytes over (too much lies unread) has only announced its message, and is asked for the
-bytes when they are waited for: so any order of calls works that works where sends wait for their receives.
+The machine of the receiver decides which message meets which receive (``proto.mailbox``). Between two ranks
+of one machine that is all: the receiver reads where the sender wrote. A message to another machine waits in
+the ``Outbox`` until its bytes are wanted there; one from another machine in the ``Inbox`` until it is read.
+A rank that could not hand its bytes over (too much lies unread) has only announced its message, and is
+asked for the bytes when they are waited for: so any order of calls works that works where sends wait for
+their receives.
 
-Messages take no numbers of collectives. A receive that meets a message of another size or dtype fails the group,
-as ranks that disagree on a collective do; so does whatever else fails the group, and then everything here ends.
-A rank that leaves cleanly ends only what needs it.
+Messages take no numbers of collectives. A receive that meets a message of another size or dtype fails the
+group, as ranks that disagree on a collective do; so does whatever else fails the group, and then everything
+here ends. A rank that leaves cleanly ends only what needs it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from frogzmq.proto.transfer import Transfer
 from frogzmq.wire.limits import INLINE_BYTES, MAIL_UNREAD
 
 if TYPE_CHECKING:
-    from frogzmq.proto.group import Group
+    from frogzmq.proto.postal import Postal
 
 DELIVER_BYTES = 2 << 20
 """A receiver is told of more bytes in steps of this size."""
@@ -57,7 +58,7 @@ class _Reader:
 class Mail:
     """All messages of a group on this machine."""
 
-    def __init__(self, group: Group, transfer: Transfer) -> None:
+    def __init__(self, group: Postal, transfer: Transfer) -> None:
         self.group = group
         here = group.hosts[group.here].ranks
         self.boxes = {rank: Mailbox() for rank in here}
@@ -148,7 +149,7 @@ class Mail:
     def _met(self, letter: Letter, receive: Receiving, now: float, out: list[Effect]) -> None:
         key = letter.key
         if letter.lost:
-            self._lose(letter, letter.lost, now, out)
+            self._lose(letter, letter.lost, out)
             return
         if (letter.size, letter.dtype) != (receive.size, receive.dtype):
             group = self.group
@@ -209,13 +210,13 @@ class Mail:
         if letter.receive is not None:
             self._deliver(letter, letter.receive, now, out)
 
-    def lost(self, key: MailKey, text: str, now: float, out: list[Effect]) -> None:
+    def lost(self, key: MailKey, text: str, out: list[Effect]) -> None:
         """The bytes of a message from another machine never come."""
         letter = self.inbox.letters.get(key)
         if letter is not None and not letter.complete:
-            self._lose(letter, text, now, out)
+            self._lose(letter, text, out)
 
-    def _lose(self, letter: Letter, text: str, now: float, out: list[Effect]) -> None:
+    def _lose(self, letter: Letter, text: str, out: list[Effect]) -> None:
         letter.lost = text
         receive = letter.receive
         if receive is None:
@@ -223,7 +224,7 @@ class Mail:
         self.matched.pop((receive.rank, receive.n), None)
         what = f"a message with tag {letter.tag} from rank {letter.key.src} never arrives: {text}"
         out.append(FailReceive(self.group.gid, receive.rank, receive.n, "RankLost", what))
-        self._close(letter, now, out)
+        self._close(letter, letter.at, out)
 
     # ---------------------------------------------------------------------- endings
     def rank_left(self, rank: int, now: float, out: list[Effect]) -> None:
@@ -234,11 +235,13 @@ class Mail:
             self._close(self.matched.pop(key), now, out)
         self.readers[rank].held.clear()
         for letter in self.boxes[rank].letters():
+            if letter.local and not letter.complete:
+                out.append(FailMail(letter.key, "RankLost", f"{self.group.rank_text(rank)} has left"))
             self._close(letter, now, out)
         self.boxes[rank] = Mailbox()
         text = f"{self.group.rank_text(rank)} left before it gave the bytes"
-        for letter in [l for l in self.here.values() if l.key.src == rank and not l.complete]:
-            self._lose(letter, text, now, out)
+        for letter in [one for one in self.here.values() if one.key.src == rank and not one.complete]:
+            self._lose(letter, text, out)
         self.outbox.rank_left(rank, out)
 
     def rank_gone(self, rank: int, text: str, totals: list[tuple[int, int]], out: list[Effect]) -> None:
@@ -276,20 +279,24 @@ class Mail:
         if src != ANY_RANK:
             self._check_gone(dst, ANY_RANK, out)
 
-    def host_gone(self, ranks: tuple[int, ...], text: str, now: float, out: list[Effect]) -> None:
+    def host_gone(self, ranks: tuple[int, ...], text: str, out: list[Effect]) -> None:
         """A machine says and gives nothing more."""
         if self.over:
             return
         self.outbox.drop(ranks, text, out)
         for letter in self.inbox.incomplete_from(ranks):
-            self._lose(letter, text, now, out)
+            self._lose(letter, text, out)
 
     def fail(self, out: list[Effect]) -> None:
         """The group has failed: everything ends, but what a rank may still be reading stays until it has."""
         if self.over:
             return
         self.over = True
-        reading = {k: l for k, l in self.matched.items() if l.size > INLINE_BYTES and l.delivered == l.size}
+        reading = {
+            receive: letter
+            for receive, letter in self.matched.items()
+            if letter.size > INLINE_BYTES and letter.delivered == letter.size
+        }
         kept = {letter.key for letter in reading.values()}
         out.extend(CloseMail(key) for key in self.here if key not in kept)
         self.here = {key: letter for key, letter in self.here.items() if key in kept}
@@ -346,10 +353,13 @@ class Mail:
         if letter is not None:
             where = self.group.rank_text(letter.key.src)
             return f"its message from {where} has {max(letter.ready, 0)} of {letter.size} bytes here"
-        receive = next((one for one in self.boxes[rank].receives() if one.n == n), None)
+        box = self.boxes.get(rank)
+        if box is None:
+            return f"rank {rank} is not on this machine"
+        receive = next((one for one in box.receives() if one.n == n), None)
         if receive is None:
             return "it is over, or not known here"
-        others = [letter for letter in self.boxes[rank].letters() if receive.src in (ANY_RANK, letter.key.src)]
+        others = [letter for letter in box.letters() if receive.src in (ANY_RANK, letter.key.src)]
         if not others:
             return "no message is there that nobody has received"
         shown = ", ".join(f"tag {o.tag} from rank {o.key.src} ({o.size} bytes)" for o in others[:8])

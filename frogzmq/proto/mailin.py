@@ -20,7 +20,7 @@ from frogzmq.wire.mail import read_address, split_seq
 from frogzmq.wire.messages import ChunkHeader, MailAsk, MailOffer, MailSeen, MailWant
 
 if TYPE_CHECKING:
-    from frogzmq.proto.group import Group
+    from frogzmq.proto.postal import Postal
 
 OPEN_BYTES = 256 << 20
 """Room for messages that are being fetched, in one group; one larger message may be fetched alone."""
@@ -51,7 +51,7 @@ class _Pair:
 class Inbox:
     """All messages of a group that come from other machines. ``visible``: a message has its turn."""
 
-    def __init__(self, group: Group, visible: Callable[[Letter, float, list[Effect]], None]) -> None:
+    def __init__(self, group: Postal, visible: Callable[[Letter, float, list[Effect]], None]) -> None:
         self.group, self.visible = group, visible
         self.pairs: dict[tuple[int, int], _Pair] = {}
         self.letters: dict[MailKey, Letter] = {}
@@ -67,7 +67,9 @@ class Inbox:
     def _sent_by(self, peer: PeerId, src: int, dst: int) -> bool:
         """Whether this is a message that ``peer`` may send us."""
         member = self.group.members.get(src)
-        return member is not None and member.who.peer == peer and dst in self.group.hosts[self.group.here].ranks
+        return (
+            member is not None and member.who.peer == peer and dst in self.group.hosts[self.group.here].ranks
+        )
 
     # -------------------------------------------------------------------- arrivals
     def offer(self, peer: PeerId, message: MailOffer, now: float, out: list[Effect]) -> None:
@@ -267,9 +269,8 @@ class Inbox:
 
     def close(self, out: list[Effect]) -> None:
         """Forget everything that is not being read by a rank."""
-        for letter in self.letters.values():
-            if letter.have is not None or letter.complete:
-                out.append(CloseMail(letter.key))
+        kept = [letter for letter in self.letters.values() if letter.have is not None or letter.complete]
+        out.extend(CloseMail(letter.key) for letter in kept)
         for pair in self.pairs.values():
             out.extend(CloseMail(letter.key) for letter in pair.stash.values() if letter.cost)
         self.letters.clear()

@@ -20,7 +20,7 @@ from frogzmq.wire.mail import address, mail_seq
 from frogzmq.wire.messages import ChunkHeader, MailAsk, MailLost, MailOffer, MailSeen, MailWant
 
 if TYPE_CHECKING:
-    from frogzmq.proto.group import Group
+    from frogzmq.proto.postal import Postal
 
 EARLY_BYTES = 64 << 20
 """Room that a machine has for messages that come unasked in one group, shared by all pairs of ranks."""
@@ -34,7 +34,7 @@ SLOWEST = 8
 """Times the first pause: the longest one between two questions."""
 
 
-def early_room(group: Group, host: int) -> int:
+def early_room(group: Postal, host: int) -> int:
     """Bytes that may lie unasked on machine ``host`` for each pair of ranks: both sides know it."""
     there = len(group.hosts[host].ranks)
     return min(PAIR_BYTES, EARLY_BYTES // max(1, there * (group.size - there)))
@@ -55,7 +55,7 @@ class _Pair:
 class Outbox:
     """All messages of a group that leave this machine."""
 
-    def __init__(self, group: Group, transfer: Transfer) -> None:
+    def __init__(self, group: Postal, transfer: Transfer) -> None:
         self.group, self.transfer = group, transfer
         self.pairs: dict[tuple[int, int], _Pair] = {}
         self.deadline = float("inf")
@@ -79,7 +79,12 @@ class Outbox:
         letter.chunks = max(1, -(-letter.size // group.settings.chunk_bytes))
         cost = letter.size + LETTER_BYTES
         room = early_room(group, group.host_of[self._peer(key.dst)])
-        if letter.complete and letter.size <= INLINE_BYTES and letter.chunks == 1 and pair.early + cost <= room:
+        if (
+            letter.complete
+            and letter.size <= INLINE_BYTES
+            and letter.chunks == 1
+            and pair.early + cost <= room
+        ):
             letter.cost, letter.wanted = cost, True
             pair.early += cost
             self.make(letter, out)
@@ -133,8 +138,8 @@ class Outbox:
         letter = self.letter(key)
         if letter is None:
             text = f"{self.group.rank_text(key.src)} left before its message was fetched"
-            fields = {"gid": self.group.hex, "src": key.src, "dst": key.dst, "n": key.n}
-            out.append(Send(peer, MailLost(**fields, text=text)))
+            lost = MailLost(gid=self.group.hex, src=key.src, dst=key.dst, n=key.n, text=text)
+            out.append(Send(peer, lost))
             return
         letter.wanted = True
         if letter.ready < 0 and not letter.asked:
@@ -148,9 +153,7 @@ class Outbox:
 
     def _queued(self, peer: PeerId, letter: Letter, index: int) -> bool:
         key = letter.key
-        return self.transfer.queued(
-            peer, key.gid, mail_seq(key.dst, key.n), (int(Role.MAIL), key.src, index)
-        )
+        return self.transfer.queued(peer, key.gid, mail_seq(key.dst, key.n), (int(Role.MAIL), key.src, index))
 
     def seen(self, message: MailSeen, now: float, out: list[Effect]) -> None:
         """What the other machine knows, and what it needs no more."""
@@ -196,8 +199,8 @@ class Outbox:
         """A local rank is gone: what it has not given never comes."""
         for (src, _), pair in self.pairs.items():
             if src == rank:
-                for n in [n for n, letter in pair.letters.items() if not letter.complete]:
-                    out.append(CloseMail(pair.letters.pop(n).key))
+                late = [n for n, letter in pair.letters.items() if not letter.complete]
+                out.extend(CloseMail(pair.letters.pop(n).key) for n in late)
 
     def sent_by(self, rank: int) -> list[tuple[int, int]]:
         """How many messages a local rank has sent, by receiver on other machines."""
@@ -206,9 +209,8 @@ class Outbox:
     @property
     def owes(self) -> bool:
         """Whether another machine may still need bytes that are only here."""
-        return any(
-            not letter.cost or n > pair.known for pair in self.pairs.values() for n, letter in pair.letters.items()
-        )
+        rows = [(pair, n, letter) for pair in self.pairs.values() for n, letter in pair.letters.items()]
+        return any(not letter.cost or n > pair.known for pair, n, letter in rows)
 
     def close(self, out: list[Effect]) -> None:
         """Forget everything."""

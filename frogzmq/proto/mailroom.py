@@ -117,7 +117,7 @@ class MailRoom:
         member = group.members.get(message.src) if group is not None else None
         if group is not None and member is not None and member.who.peer == peer:
             key = MailKey(group.gid, message.src, message.dst, message.n)
-            group.mail.lost(key, message.text, now, out)
+            group.mail.lost(key, message.text, out)
 
     # ---------------------------------------------------------------------- chunks
     def accepts(self, group: Group, peer: PeerId, header: ChunkHeader) -> bool:

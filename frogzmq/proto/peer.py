@@ -27,12 +27,15 @@ from frogzmq.machine import (
     Stats,
     Tick,
 )
+from frogzmq.mailing import CloseMail
+from frogzmq.proto.group import Group
 from frogzmq.proto.groups import Groups
 from frogzmq.proto.peers import PeerTable
 from frogzmq.proto.report import explain, group_snapshot
 from frogzmq.proto.settings import CoreSettings
 from frogzmq.proto.transfer import Transfer
-from frogzmq.types import GroupId, PeerId
+from frogzmq.types import GroupId, PeerId, Role
+from frogzmq.wire.mail import mail_seq
 from frogzmq.wire.messages import (
     ChunkHeader,
     Control,
@@ -98,7 +101,7 @@ class PeerCore:
 
     def _gate(self, out: list[Effect]) -> list[Effect]:
         """Pass chunks through the windows; stamp watermarks; count."""
-        if not any(type(effect) in (SendChunk, CloseOp, Fail) for effect in out):
+        if not any(type(effect) in (SendChunk, CloseOp, CloseMail, Fail) for effect in out):
             return out
         gated: list[Effect] = []
         for effect in out:
@@ -113,6 +116,10 @@ class PeerCore:
                 if kind is CloseOp:
                     assert isinstance(effect, CloseOp)
                     self.transfer.drop_op(effect.gid, effect.seq)
+                elif kind is CloseMail:
+                    assert isinstance(effect, CloseMail)
+                    key = effect.key
+                    self.transfer.drop_op(key.gid, mail_seq(key.dst, key.n), key.src)
                 elif kind is Fail:
                     self.stats.ops_failed += 1
                 gated.append(effect)
@@ -149,17 +156,26 @@ class PeerCore:
         if group is None:
             self.stats.drops += 1
             return False
-        if not group.accepts(peer, header):
+        if not self._accepts(group, peer, header):
             self.stats.duplicates += 1
             return False
         return True
+
+    def _accepts(self, group: Group, peer: PeerId, header: ChunkHeader) -> bool:
+        if header.role == Role.MAIL:
+            return self._registry.room.accepts(group, peer, header)
+        return group.accepts(peer, header)
 
     def _chunk(self, event: ChunkReceived, now: float, out: list[Effect]) -> None:
         """A chunk that ``accepts`` agreed to, or one whose bytes the driver dropped because it did not."""
         self._took(event.peer, event.header, now, out)
         group = self.groups.get(event.header.gid)
-        if group is not None and group.accepts(event.peer, event.header):
-            group.chunk(event.peer, event.header, now, out)
+        if group is not None and self._accepts(group, event.peer, event.header):
+            if event.header.role == Role.MAIL:
+                self._registry.room.chunk(group, event.header, now, out)
+                group.other_done(group.host_of[event.peer], event.header.done, out)
+            else:
+                group.chunk(event.peer, event.header, now, out)
         elif group is not None and event.peer in group.host_of:
             group.other_done(group.host_of[event.peer], event.header.done, out)
 
@@ -177,7 +193,11 @@ class PeerCore:
         if event.peer in by_peer or len(by_peer) < self.settings.max_peers:
             by_peer[event.peer] = by_peer.get(event.peer, 0) + 1
         group = self.groups.get(event.header.gid)
-        if group is not None and event.peer in group.host_of:
+        if group is None or event.peer not in group.host_of:
+            return
+        if event.header.role == Role.MAIL:
+            self._registry.room.rejected(group, event.peer, event.header, now, out)
+        else:
             group.rejected(event.peer, event.header, now, out)
 
     # -------------------------------------------------------------------- messages

@@ -8,14 +8,17 @@ from frogzmq.proto.group import Group
 from frogzmq.proto.joining import Joining
 from frogzmq.proto.op import Op
 from frogzmq.proto.peers import PeerTable
+from frogzmq.wire.mail import MAIL_SEQ, split_seq
 
 MAX_OPS_SHOWN = 64
 
 
 def explain(group: Group, seq: int, peers: PeerTable) -> str:
     """Why op ``seq`` is not done: which ranks have not arrived, and whether they are alive."""
-    if group.limit is not None and seq >= group.limit[0]:
+    if group.limit is not None and seq >= group.limit[0] and (seq < MAIL_SEQ or group.broken):
         return group.limit[2]
+    if seq >= MAIL_SEQ:
+        return group.mail.explain(*split_seq(seq))
     op = group.ops.get(seq)
     if op is None:
         return (
@@ -59,6 +62,7 @@ def group_snapshot(group: Group, joining: Joining | None, now: float) -> dict[st
         "ops_done": group.ops_done,
         "ops": [_op_snapshot(group, group.ops[seq], now) for seq in sorted(group.ops)[:MAX_OPS_SHOWN]],
         "ops_in_flight": len(group.ops),
+        "mail": group.mail.snapshot(now),
         "recent": [
             {"seq": seq, "what": op.plan.descriptor.describe(), "observed": observed(group, op)}
             for seq, op in group.recent

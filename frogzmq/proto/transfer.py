@@ -97,11 +97,15 @@ class Transfer:
         """``peer`` is gone, with everything queued for it."""
         self._lanes.pop(peer, None)
 
-    def drop_op(self, gid: bytes, seq: int) -> None:
-        """Forget queued chunks of an op that failed or closed."""
+    def drop_op(self, gid: bytes, seq: int, part: int | None = None) -> None:
+        """Forget queued chunks (of one part) of an op that failed or closed."""
         for lane in self._lanes.values():
             if lane.queue:
-                kept = [row for row in lane.queue if row[0] != seq or row[2].header.gid != gid]
+                kept = [
+                    row
+                    for row in lane.queue
+                    if row[0] != seq or row[2].header.gid != gid or part not in (None, row[2].header.part)
+                ]
                 if len(kept) != len(lane.queue):
                     kept.sort(key=lambda row: row[:2])
                     lane.queue = kept

@@ -31,6 +31,7 @@ from frogzmq.machine import (
 )
 from frogzmq.proto.settings import CoreSettings
 from frogzmq.sim.driver import SimPeer
+from frogzmq.sim.mail import PostOffice
 from frogzmq.sim.network import LinkModel, Network
 from frogzmq.sim.world import World
 from frogzmq.types import ConnId, GroupId, Mode, OpKind, Order, PeerId
@@ -58,6 +59,7 @@ class Cluster:
         self.consume_s = 1e-5
         """How long a rank takes to copy a large result out."""
         self.options = GroupOptions(mode=mode, order=order)
+        self.mail = PostOffice(self)
         self.peers: dict[str, SimPeer] = {}
         for index in range(len(ranks_per_host)):
             name = chr(ord("A") + index)

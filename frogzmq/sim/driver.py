@@ -48,7 +48,8 @@ from frogzmq.machine import (
 )
 from frogzmq.proto.peer import PeerCore
 from frogzmq.proto.settings import CoreSettings
-from frogzmq.types import OpKind, PeerId
+from frogzmq.sim.mail import SimMail
+from frogzmq.types import OpKind, PeerId, Role
 from frogzmq.wire.frames import encode
 from frogzmq.wire.messages import ChunkHeader, Identity, Message
 
@@ -88,6 +89,8 @@ class SimPeer:
         )
         self.core = PeerCore(self.me, self.settings, self.world.rng(f"peer {instance}"))
         self.plane = DataPlane(None)
+        self.mail = SimMail(self)
+        self._calls |= self.mail.calls
         self.attached: dict[PeerId, str] = {}
         self.dialled: dict[str, bool] = {}
         self.alive = True
@@ -196,7 +199,9 @@ class SimPeer:
     # -------------------------------------------------------------------- chunks
     def _send_chunk(self, effect: SendChunk) -> None:
         header = effect.header
-        payload = bytes(self.plane.payload(header))
+        mail = header.role == Role.MAIL
+        whole = self.mail.buffers.payload(header, self.settings.chunk_bytes) if mail else None
+        payload = bytes(self.plane.payload(header) if whole is None else whole)
         other = self.cluster.at(self.attached[effect.peer])
         if other is None:
             return
@@ -211,8 +216,11 @@ class SimPeer:
             if digest_chunk(got) != header.digest:
                 other.event(ChunkRejected(self.id, header))
                 return
-            if other.core.accepts(self.id, header) and not other.of_another_op(header):
-                data = np.frombuffer(bytes(got), np.uint8)
+            data = np.frombuffer(bytes(got), np.uint8)
+            if mail:
+                if other.core.accepts(self.id, header):
+                    other.mail.buffers.place(header, data)
+            elif other.core.accepts(self.id, header) and not other.of_another_op(header):
                 other.plane.put_chunk(header.gid, header.seq, header.role, header.part, header.index, data)
             other.event(ChunkReceived(self.id, header))
 

@@ -280,7 +280,7 @@ class ChunkHeader(NamedTuple):
     part: int
     """Contribution index for ``Role.PART``; 0 for results; sending rank for ``Role.MAIL``."""
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
-    """Span index for ``Role.PART``, piece index for ``Role.RESULT``, place in the message for ``Role.MAIL``."""
+    """Span index for ``Role.PART``, piece index for ``Role.RESULT``, place in its message for MAIL."""
     size: int
     digest: Digest
     descriptor: bytes

@@ -16,8 +16,8 @@ from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError
 
 from frogzmq.errors import WireError
-from frogzmq.wire.frames import parse_json
 from frogzmq.wire import limits, rank_binary, rank_json, rank_mail
+from frogzmq.wire.frames import parse_json
 from frogzmq.wire.rank_binary import (
     FINAL,
     INLINE,

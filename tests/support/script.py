@@ -197,6 +197,8 @@ class Script:
             piece = f"part {what.part} span" if what.role == Role.PART else "result piece"
             return f"chunk: op {what.seq} {piece} {what.index}, {what.size} bytes, done {what.done}"
         fields = what.model_dump(exclude={"gid", "members", "options", "root", "observed"})
+        if not fields.get("mail", True):
+            del fields["mail"]
         return f"{type(what).__name__} " + " ".join(f"{k}={v}" for k, v in fields.items())
 
     def _say(self, m: Machine, effect: Effect) -> None:  # noqa: C901, PLR0912 - one case per effect
