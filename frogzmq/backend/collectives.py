@@ -282,9 +282,9 @@ def _unsupported(name: str) -> Callable[..., NoReturn]:
 
 for _name in (
     "allgather_coalesced", "all_gather_single_coalesced", "allgather_into_tensor_coalesced", "alltoall",
-    "alltoall_base", "all_to_all_single", "gather", "monitored_barrier", "recv", "recv_anysource",
-    "recvAnysource", "reduce_scatter", "reduce_scatter_single", "_reduce_scatter_base",
-    "reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced", "scatter", "send", "splitGroup",
+    "alltoall_base", "all_to_all_single", "gather", "monitored_barrier",
+    "reduce_scatter", "reduce_scatter_single", "_reduce_scatter_base",
+    "reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced", "scatter", "splitGroup",
     "split_group", "mergeRemoteGroup", "merge_remote_group",
 ):  # fmt: skip
     setattr(Collectives, _name, _unsupported(_name))

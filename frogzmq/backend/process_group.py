@@ -1,4 +1,4 @@
-"""The process group that torch sees: names, sizes, settings and the end; collectives are in a mixin.
+"""The process group that torch sees: names, sizes, settings and the end; collectives and messages are mixins.
 
 ``dist.ProcessGroup`` is the only base that can be subclassed from Python in torch 2.13, and works in 2.14.
 """
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from frogzmq.backend.collectives import Collectives
+from frogzmq.backend.p2p import PointToPoint
 from frogzmq.backend.register import NAME
 from frogzmq.client import GroupHandle
 from frogzmq.client.lifecycle import reason_of
@@ -23,7 +24,7 @@ from frogzmq.errors import FrogError
 _Base: Any = dist.ProcessGroup  # the stubs lag behind the overloads that Python may override
 
 
-class FrogProcessGroup(Collectives, _Base):  # type: ignore[misc]
+class FrogProcessGroup(PointToPoint, Collectives, _Base):  # type: ignore[misc]
     """One group. ``release`` is called once, when the group is left."""
 
     supports_splitting = False

@@ -19,6 +19,7 @@ from torch.distributed import Work
 
 from frogzmq.backend.errors import FrogError, surface
 from frogzmq.client import Op
+from frogzmq.client.letters import Letter
 from frogzmq.errors import FrogError as PlainError
 
 IDLE_S = 30.0
@@ -29,7 +30,7 @@ MAX_THREADS = 32
 class FrogWork(Work):
     """One collective; ``outputs`` are the tensors that hold its result."""
 
-    def __init__(self, op: Op, outputs: Sequence[torch.Tensor], name: str, root: int = -1) -> None:
+    def __init__(self, op: Op | Letter, outputs: Sequence[torch.Tensor], name: str, root: int = -1) -> None:
         super().__init__()
         self._op = op
         self.outputs = outputs

@@ -14,16 +14,19 @@ from typing import Any
 import frogzmq
 from frogzmq.client import lifecycle
 from frogzmq.client.connection import Connection
-from frogzmq.client.group import GroupHandle, again
+from frogzmq.client.group import GroupHandle
 from frogzmq.client.launch import connect
 from frogzmq.client.leases import Block, LeasePool
+from frogzmq.client.letters import GivenBlocks, again
 from frogzmq.client.ops import Reply
 from frogzmq.config import runtime_dir as find_runtime_dir
 from frogzmq.errors import DeadlineExceeded, FrogError, PeerUnreachable, from_code
 from frogzmq.store.map import ArenaMap
 from frogzmq.wire.limits import clip
+from frogzmq.wire.mail import MAIL_SEQ
 from frogzmq.wire.messages import PROTOCOL, JoinGroup
 from frogzmq.wire.ranks import (
+    Arrived,
     Bye,
     Datagram,
     Error,
@@ -35,6 +38,9 @@ from frogzmq.wire.ranks import (
     Joined,
     Leased,
     Leave,
+    MailAsked,
+    MailDone,
+    MailFailed,
     Note,
     Peek,
     Peeked,
@@ -81,7 +87,8 @@ class Client:
         self._handlers: dict[type, Callable[[Any], None]] = {
             Leased: self._on_leased, Freed: self._on_freed, Joined: self._on_joined, Failed: self._on_failed,
             Explained: self._on_explained, Note: self._on_note, Error: self._on_error,
-            Welcome: self._on_welcome, Peeked: self._on_peeked,
+            Welcome: self._on_welcome, Peeked: self._on_peeked, Arrived: self._on_arrived,
+            MailAsked: self._on_mail_asked, MailDone: self._on_mail_done, MailFailed: self._on_mail_failed,
         }  # fmt: skip
         again_until = time.monotonic() + HANGUP_S
         while not self._connected(folder, env, again_until):
@@ -92,6 +99,7 @@ class Client:
         """Connect and greet; False to try again: the peer that was found was just about to end."""
         self.connection = Connection(connect(folder, env), self._dispatch, self._tick, self._on_lost)
         self.leases = LeasePool(self.connection.send)
+        self.given = GivenBlocks(self.leases)
         try:
             self.welcome = self._greet(folder)
             self.arena = ArenaMap([Path(path) for path in self.welcome.arena])
@@ -278,6 +286,29 @@ class Client:
         for group in list(self._groups.values()):
             if not group.done:
                 group.start_queued()
+                group.mail.freed()
+
+    def _on_arrived(self, message: Arrived) -> None:
+        group = self._groups.get(message.handle)
+        if group is not None:
+            group.mail.on_arrived(message)
+
+    def _on_mail_asked(self, message: MailAsked) -> None:
+        group = self._groups.get(message.handle)
+        if group is not None:
+            group.mail.on_asked(message)
+
+    def _on_mail_done(self, message: MailDone) -> None:
+        if self.given.done(message.handle, (message.dst, message.n)):
+            self._start_queued()
+        group = self._groups.get(message.handle)
+        if group is not None:
+            group.mail.on_done(message)
+
+    def _on_mail_failed(self, message: MailFailed) -> None:
+        group = self._groups.get(message.handle)
+        if group is not None:
+            group.mail.on_failed(message)
 
     def _on_joined(self, message: Joined) -> None:
         reply = self._joins.get(message.handle)
@@ -299,7 +330,9 @@ class Client:
         for reply in replies:
             reply.resolve(message.text)
         group = self._groups.get(message.handle)
-        if group is not None:
+        if group is not None and message.seq >= MAIL_SEQ:
+            group.mail.on_explained(message.seq, message.text)
+        elif group is not None:
             group.on_explained(message.seq, message.text)
 
     def _on_note(self, message: Note) -> None:

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from frogzmq.client.letters import again
+from frogzmq.client.mail import Mailbox
 from frogzmq.client.ops import Bytes, Op
 from frogzmq.descriptor import Descriptor
 from frogzmq.errors import FrogError, GroupBroken, WireError
@@ -48,11 +50,6 @@ DRAIN_S = 60.0
 _GRACE_S = EXPLAIN_S + 2.0
 
 
-def again(error: FrogError) -> FrogError:
-    """A fresh copy: raising one exception twice would chain its tracebacks without bound."""
-    return error if isinstance(error, WireError) else type(error)(str(error))
-
-
 class GroupHandle:
     """One group on one connection, from ``Client.join``."""
 
@@ -74,6 +71,8 @@ class GroupHandle:
         self._broken_from = 0
         self._asked: dict[int, float] = {}
         self.left = False
+        self._members = {member.rank: member for member in join.members}
+        self.mail = Mailbox(self)
 
     # ------------------------------------------------------------------- calling
     def post(
@@ -149,8 +148,13 @@ class GroupHandle:
 
     @property
     def done(self) -> bool:
-        """Whether every op has been handed to the peer (a group can be waited for until then)."""
-        return not self._queue
+        """Whether every op and message has been handed to the peer (a group can be waited for until then)."""
+        return not self._queue and self.mail.handed_over
+
+    def rank_text(self, rank: int) -> str:
+        """A rank, its process and its machine, for people."""
+        member = self._members.get(rank)
+        return f"rank {rank}" + (f" (process {member.pid} on {member.host})" if member is not None else "")
 
     # ------------------------------------------------------------------ starting
     def start_queued(self) -> None:
@@ -296,11 +300,13 @@ class GroupHandle:
             failed = [op for number, op in self._open.items() if number >= seq] + queued
         for op in failed:
             self._complete(op, again(error))
+        self.mail.fail(error)
         if self._queue_wanted:
             self._settle_demand()
 
     def tick(self, now: float) -> None:
         """Notice ops that have run out of time, ask the peer about them, and break the group."""
+        self.mail.tick(now)
         with self._lock:
             late = [op for op in (*self._open.values(), *self._queue) if now >= op.deadline]
         for op in late:

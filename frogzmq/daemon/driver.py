@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 from frogzmq.content.chunks import matches
 from frogzmq.daemon.fabric import Fabric
+from frogzmq.daemon.mail import MailDesk
 from frogzmq.daemon.ranks import RankService
 from frogzmq.daemon.workers import Workers
 from frogzmq.dataplane.plane import DataPlane
@@ -51,7 +52,7 @@ from frogzmq.machine import (
     SendLink,
 )  # fmt: skip
 from frogzmq.proto.peer import PeerCore
-from frogzmq.types import Digest, GroupId, OpKind, PeerId
+from frogzmq.types import Digest, GroupId, OpKind, PeerId, Role
 from frogzmq.wire import ranks as wire
 from frogzmq.wire.limits import EXPLAIN_CHARS, clip
 from frogzmq.wire.messages import PROTOCOL, Bye, ChunkHeader
@@ -90,6 +91,9 @@ class Driver:
             Attach: self._attach, Joined: self._joined, Note: self._note, Fail: self._fail,
             CloseGroup: self._close_group, PeerUp: self._peer_up, PeerDown: self._peer_down,
         }  # fmt: skip
+        self.mail = MailDesk(core, service, workers, self.feed, self._carry_out, clock)
+        self._do |= self.mail.effects
+        service.serve(self.mail.requests)
 
     # -------------------------------------------------------------------- events
     def feed(self, event: Event) -> None:
@@ -158,6 +162,10 @@ class Driver:
             log.warning("a chunk of op %d from %s does not match its digest: dropped", header.seq, peer)
             self.feed(ChunkRejected(peer, header))
             return
+        if header.role == Role.MAIL:
+            self.mail.buffers.place(header, payload)
+            self.feed(ChunkReceived(peer, header))
+            return
         opened = self.ops.get((header.gid, header.seq))
         if opened is not None and opened.plan.descriptor.digest(header.seq)[:8] != header.descriptor:
             self.feed(ChunkReceived(peer, header))  # of another op than ours: only to be heard of
@@ -179,7 +187,10 @@ class Driver:
 
     def _send_chunk(self, effect: SendChunk) -> None:
         try:
-            payload = self.plane.payload(effect.header)
+            if effect.header.role == Role.MAIL:
+                payload = self.mail.buffers.payload(effect.header, self.core.settings.chunk_bytes)
+            else:
+                payload = self.plane.payload(effect.header)
         except LookupError:  # the op failed a moment ago, in the same list of effects
             self.core.stats.drops += 1
             return
@@ -330,6 +341,7 @@ class Driver:
             self.ops.pop((effect.gid, seq), None)
             for rank in freed:
                 self.service.freed(effect.gid, seq, rank)
+        self.mail.forget(effect.gid)
         log.info("group %s is over here", effect.gid.hex()[:8])
 
     # --------------------------------------------------------------------- links

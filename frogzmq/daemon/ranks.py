@@ -198,6 +198,14 @@ class RankService:
             raise WireError(f"handle {handle} names no group on this connection")
         return seat
 
+    def seat(self, conn: Connection, handle: int) -> Seat | None:
+        """See ``_seat``, for requests that others serve (``requests``)."""
+        return conn.seats.get(handle) or self._seat(conn, handle)
+
+    def serve(self, requests: dict[type, Callable[[Connection, Any], None]]) -> None:
+        """Hand these kinds of requests to somebody else."""
+        self._handlers |= requests
+
     def _hello(self, conn: Connection, message: ranks.Hello) -> None:
         if conn.greeted:
             raise WireError("second Hello")

@@ -339,7 +339,11 @@ class Groups:
     def _expire(self, now: float, out: list[Effect]) -> None:
         """Drop groups that were kept for others long enough, and early words nobody came for."""
         for gid in [gid for gid, at in self._finished.items() if now >= at]:
-            self._drop(gid, out)
+            group = self.groups.get(gid)
+            if group is not None and group.mail.owes:  # until its receiver has it, or is gone
+                self._finished[gid] = now + FINISHED_GROUP_S
+            else:
+                self._drop(gid, out)
         for gid_hex in [g for g, (at, _) in self._early.items() if now - at > EARLY_GROUP_S]:
             del self._early[gid_hex]
         ends = list(self._finished.values()) + [at + EARLY_GROUP_S + 1.0 for at, _ in self._early.values()]

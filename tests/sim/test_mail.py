@@ -85,15 +85,15 @@ def test_a_later_tag_overtakes_a_large_message() -> None:
     cluster.world.run(lambda: large in cluster.mail.inbox)
 
 
-def test_bytes_are_asked_for_when_they_are_waited_for() -> None:
-    for hosts in ([2], [1, 1]):
-        cluster = joined(hosts)
-        keys = [cluster.mail.send(0, 1, bytes([tag]) * 100_000, tag=tag, withhold=True) for tag in range(8)]
-        for tag in reversed(range(8)):
-            got = cluster.mail.receive(1, 0, 100_000, tag=tag)
-            cluster.world.run(lambda got=got: got in cluster.mail.inbox)
-            assert cluster.mail.inbox[got][1] == bytes([tag]) * 100_000
-        cluster.world.run(lambda keys=keys: all(key in cluster.mail.done for key in keys))
+@pytest.mark.parametrize("hosts", [[2], [1, 1]])
+def test_bytes_are_asked_for_when_they_are_waited_for(hosts: list[int]) -> None:
+    cluster = joined(hosts)
+    keys = [cluster.mail.send(0, 1, bytes([tag]) * 100_000, tag=tag, withhold=True) for tag in range(8)]
+    for tag in reversed(range(8)):
+        got = cluster.mail.receive(1, 0, 100_000, tag=tag)
+        cluster.world.run(lambda got=got: got in cluster.mail.inbox)
+        assert cluster.mail.inbox[got][1] == bytes([tag]) * 100_000
+    cluster.world.run(lambda: all(key in cluster.mail.done for key in keys))
 
 
 def test_many_small_messages_stay_within_the_room_for_them() -> None:
