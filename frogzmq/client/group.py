@@ -191,7 +191,7 @@ class GroupHandle:
         """Hand the head of the queue to the peer; False where it needs a block that is not there yet."""
         block: Block | None = None
         try:
-            if op.src is not None and len(op.src) > limits.INLINE_BYTES:
+            if op.src is not None and not limits.goes_inline(len(op.src), len(op.descriptor.encoded)):
                 block = self.client.leases.take(len(op.src))
                 if block is None:
                     return False

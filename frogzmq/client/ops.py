@@ -39,9 +39,10 @@ class Reply:
 class Op:
     """A collective that was called: ``done`` once its result stands in the sinks, or it failed.
 
-    ``src`` (or None: the rank gives no bytes) is read until it has been copied, which is before ``post``
-    returns unless the op had to queue. ``sinks`` receive the result's bytes, one after the other; they are
-    written as the result arrives. ``finish`` runs once after that, in whichever thread receives.
+    ``src`` has ``descriptor.gives(rank, size)`` bytes (or is None: the rank gives none), and is read until it
+    has been copied, which is before ``post`` returns unless the op had to queue. ``sinks`` receive the
+    result's bytes, one after the other, ``descriptor.gets(rank, size)`` in all (none where that is -1); they
+    are written as the result arrives. ``finish`` runs once after that, in whichever thread receives.
     """
 
     __slots__ = (

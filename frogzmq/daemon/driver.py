@@ -210,7 +210,7 @@ class Driver:
         if opened is None:
             return
         plan = opened.plan
-        span = plan.spans[effect.span]
+        span = plan.cuts[effect.part][effect.span]
         work = (span.stop - span.start) * len(plan.parts[effect.part].ranks)
         plane = self.plane
         self._work(
@@ -225,7 +225,7 @@ class Driver:
             return
         plan = opened.plan
         start, stop = plan.bounds(effect.piece)
-        work = (stop - start) * (1 if plan.gathers else len(plan.parts))
+        work = (stop - start) * plan.fan_in
         plane = self.plane
         self._work(effect, work, lambda: plane.fold(effect.gid, effect.seq, effect.piece, effect.leaves))
 
@@ -271,16 +271,16 @@ class Driver:
     def _fold_solo(self, effect: FoldSolo) -> None:
         gid, seq, plan = effect.gid, effect.seq, effect.plan
         try:
-            data = self.plane.fold_solo(gid, seq, plan)
+            results = self.plane.fold_solo(gid, seq, plan)
         except (LookupError, WireError) as error:
             self._break(gid, seq, error)
             return
-        size = len(data)
         flags = wire.FINAL | (wire.NODATA if plan.descriptor.kind == OpKind.BARRIER else wire.INLINE)
-        for rank in plan.hosts[0].ranks:
+        for rank, data in zip(plan.hosts[0].ranks, results, strict=True):
             seat = self.service.seats.get((gid, rank))
             if seat is not None:
                 seat.in_flight -= 1
+                size = len(data)
                 datagram = wire.encode_result(seat.handle, seq, flags, 0, 0, size, size, data)
                 self.service.send(seat, datagram)
 
@@ -302,7 +302,7 @@ class Driver:
         if upto < 0:
             datagram = wire.encode_result(seat.handle, seq, wire.NODATA | wire.FINAL, 0, 0, 0, 0)
         else:
-            result = self.plane.result(effect.gid, seq)
+            result = self.plane.result(effect.gid, seq, effect.rank)
             if result.inline is not None:
                 if not effect.final:
                     return

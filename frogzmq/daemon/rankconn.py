@@ -40,6 +40,8 @@ class Seat:
     handle: int
     gid: GroupId
     rank: int
+    size: int
+    """Ranks in the group."""
     last: int = 0
     """Number of the last op that it called."""
     joined: bool = False

@@ -49,7 +49,16 @@ class Hooks:
     stop: Callable[[str], None]
 
 
-@lru_cache(maxsize=4096)
+_ALIKE = frozenset((OpKind.ALL_REDUCE, OpKind.REDUCE, OpKind.BARRIER))
+"""Kinds in which all ranks give the same number of bytes."""
+
+
+def _given(descriptor: Descriptor, rank: int, world: int) -> int | None:
+    """Bytes that the rank gives; None where the group cannot run the op (the core fails it, on all ranks)."""
+    return None if descriptor.misfit(range(world)) else descriptor.gives(rank, world)
+
+
+@lru_cache(maxsize=256)
 def _known(encoded: bytes) -> Descriptor:
     """The descriptor, if its cell is supported; training repeats a handful of them."""
     descriptor = decode_descriptor(encoded)
@@ -234,7 +243,7 @@ class RankService:
         if not conn.is_rank:
             conn.is_rank = True
             self.ever += 1
-        seat = Seat(conn, message.handle, gid, message.rank)
+        seat = Seat(conn, message.handle, gid, message.rank, message.size)
         conn.seats[message.handle] = self.seats[gid, message.rank] = seat
         group = message.group()
         self.hooks.feed(RankJoined(conn.id, group))
@@ -294,14 +303,15 @@ class RankService:
             raise WireError(f"op {post.seq} posted after op {seat.last}: ops are numbered one by one")
         if seat.in_flight >= 2 * limits.WINDOW:
             raise WireError(f"more than {2 * limits.WINDOW} ops in flight in one group")
+        size = post.nbytes
+        given = descriptor.nbytes if descriptor.kind in _ALIKE else _given(descriptor, seat.rank, seat.size)
         if post.flags & ranks.NODATA:
-            other = descriptor.kind == OpKind.BROADCAST and descriptor.root != seat.rank
-            if not other and descriptor.nbytes:
+            if given and given > 0:
                 raise WireError(f"{descriptor.describe()} posted without data by rank {seat.rank}")
-        elif not post.flags & ranks.INLINE and post.nbytes <= limits.INLINE_BYTES:
-            raise WireError(f"{post.nbytes} bytes posted in the arena: up to {limits.INLINE_BYTES} go inline")
-        elif post.nbytes != descriptor.nbytes:
-            raise WireError(f"{descriptor.describe()} has {descriptor.nbytes} bytes, posted {post.nbytes}")
+        elif not post.flags & ranks.INLINE and limits.goes_inline(size, len(post.descriptor)):
+            raise WireError(f"{size} bytes posted in the arena: up to {limits.INLINE_BYTES} go inline")
+        elif given is not None and size != given:
+            raise WireError(f"{descriptor.describe()} has {given} bytes of rank {seat.rank}, posted {size}")
 
     def _ready(self, conn: Connection, message: ranks.Ready) -> None:
         seat = self._seat(conn, message.handle)

@@ -4,7 +4,7 @@ What is copied and what is not:
 
 * a contribution stays where the rank wrote it; a part of several ranks is folded in place there,
 * with one machine, the result of a reduction is folded in place into the lowest rank's contribution,
-* on the machine of a broadcast's root the result *is* the contribution,
+* on the machine of the root of a broadcast or scatter the result *is* the contribution,
 * chunks received of contributions stay in the buffer they came in until the op is closed, because a third
   machine may ask for them; those that stand unchanged in the result are served from there.
 
@@ -46,7 +46,7 @@ class OpBuffers:
 
     __slots__ = (
         "aliased", "busy", "chunks", "closed", "done", "dtype", "early", "early_bytes", "folds", "host",
-        "in_arena", "inline", "inputs", "made", "pieces", "plan", "reserved", "result",
+        "in_arena", "inline", "inputs", "largest", "made", "pieces", "plan", "reserved", "result",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -68,7 +68,10 @@ class OpBuffers:
         """Result pieces folded for others by a machine that does not need the result."""
         self.done: set[ChunkKey] = set()
         """Chunks of this machine's own making that are ready, and result pieces that stand."""
-        self.inline: bytes | None = None
+        self.inline: dict[tuple[int, int], bytes] = {}
+        """Bounds of what a rank reads -> those bytes, where they travel inline."""
+        self.largest = 0
+        """Bytes of the longest interval of the result that a local rank reads."""
         self.reserved = 0
         self.busy = 0
         self.closed = False
@@ -79,19 +82,27 @@ class OpBuffers:
         self.plan, self.host = plan, host
         self.dtype = dtype_of(plan.descriptor.dtype)
         self.folds = plan.descriptor.kind in FOLDING
-        source = plan.descriptor.kind == OpKind.BROADCAST and host == plan.root_host
+        source = plan.descriptor.kind in (OpKind.BROADCAST, OpKind.SCATTER) and host == plan.root_host
         self.aliased = source or (self.folds and len(plan.hosts) == 1)
+
+        reads = [self.interval(rank) for rank in plan.hosts[host].ranks]
+        self.largest = max(stop - start for start, stop in reads)
+
+    def interval(self, rank: int) -> tuple[int, int]:
+        """Which bytes of the result a local rank reads; none where it gets no data."""
+        plan = self.plan
+        assert plan is not None
+        interval = plan.interval(rank)
+        return (0, 0) if interval is None else (interval.start, interval.stop)
 
     def retained_at_most(self) -> int:
         """Bytes of heap that the op may come to hold: received parts, and pieces folded for others."""
         plan = self.plan
         assert plan is not None
-        needs = plan.needs(self.host)
-        mine = plan.part_nbytes if needs else 0
-        if plan.mode == Mode.SHARD and not plan.gathers:
-            mine = sum(span.stop - span.start for span in plan.spans if span.owner == self.host)
-        far = sum(part.host != self.host for part in plan.parts)
-        return mine * (far + (not needs))
+        retained = plan.arriving[self.host]
+        if not plan.needs(self.host) and plan.mode == Mode.SHARD and plan.layout is None:
+            retained += sum(span.stop - span.start for span in plan.spans if span.owner == self.host)
+        return retained
 
     def settle(self) -> None:
         """Decide where this machine's parts and an aliased result stand, as soon as their ranks are here."""
@@ -102,31 +113,32 @@ class OpBuffers:
                 continue
             first = self.inputs.get(part.ranks[0])
             if first is None:
-                if plan.part_nbytes == 0:
+                if plan.part_nbytes[part.index] == 0:
                     self.made[part.index] = EMPTY
                 continue
             if len(part.ranks) > 1 and not first.flags.writeable:
-                first = np.empty(plan.part_nbytes, np.uint8)
+                first = np.empty(plan.part_nbytes[part.index], np.uint8)
             self.made[part.index] = first
         if self.aliased and self.result is None and 0 in self.made:
             first = self.made[0]
             # Folding needs a place to write; a result that is only handed on does not.
             writable = first.flags.writeable or not self.folds
-            self.result = first if writable else np.empty(plan.part_nbytes, np.uint8)
+            self.result = first if writable else np.empty(len(first), np.uint8)
 
     # -------------------------------------------------------------- arithmetic
     def make_part(self, part: int, span: int, leaves: bool) -> Digest | None:
         """Fold local ranks over one span into the machine's part; its digest where it leaves."""
         plan = self.plan
         assert plan is not None
-        start, stop = plan.spans[span].start, plan.spans[span].stop
+        start, stop = plan.cuts[part][span].start, plan.cuts[part][span].stop
         out = self.made[part][start:stop]
         ranks = plan.parts[part].ranks
         if len(ranks) > 1 and self.folds:
             reduce = plan.descriptor.reduce
             # The average is taken once, of the sum over all machines.
             reduce = ReduceOp.SUM if reduce == ReduceOp.AVG else reduce
-            fold_into(out, [self.inputs[rank][start:stop] for rank in ranks], self.dtype, reduce)
+            inputs = [self.inputs.get(rank, EMPTY)[start:stop] for rank in ranks]
+            fold_into(out, inputs, self.dtype, reduce)
         self.done.add((Role.PART, part, span))
         return digest_chunk(out) if leaves else None
 
@@ -166,7 +178,7 @@ class OpBuffers:
         whole = self.made.get(part)
         if whole is None:
             return self.chunks.get((part, span))
-        return whole[plan.spans[span].start : plan.spans[span].stop]
+        return whole[plan.cuts[part][span].start : plan.cuts[part][span].stop]
 
     def chunk(self, role: int, part: int, index: int) -> Bytes | None:
         """Bytes of any chunk that stands here complete; None where it does not."""
@@ -186,7 +198,7 @@ class OpBuffers:
             return (role, part, index) in self.early
         if role == Role.RESULT:
             return (Role.RESULT, 0, index) in self.done
-        if not (0 <= part < len(plan.parts) and 0 <= index < len(plan.spans)):
+        if not (0 <= part < len(plan.parts) and 0 <= index < len(plan.cuts[part])):
             return False
         if part in self.made:
             lone = len(plan.parts[part].ranks) == 1
@@ -201,8 +213,8 @@ class OpBuffers:
         plan = self.plan
         assert plan is not None
         if role == Role.PART:
-            known = 0 <= part < len(plan.parts) and 0 <= index < len(plan.spans)
-            start, stop = (plan.spans[index].start, plan.spans[index].stop) if known else (0, -1)
+            known = 0 <= part < len(plan.parts) and 0 <= index < len(plan.cuts[part])
+            start, stop = (plan.cuts[part][index].start, plan.cuts[part][index].stop) if known else (0, -1)
         else:
             known = 0 <= index < plan.pieces
             start, stop = plan.bounds(index) if known else (0, -1)

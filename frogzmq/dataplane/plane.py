@@ -17,7 +17,7 @@ from frogzmq.dataplane.opbuffers import Buffer, Bytes, OpBuffers, as_bytes
 from frogzmq.dtypes import dtype_of
 from frogzmq.errors import StoreFull, WireError
 from frogzmq.fold.kernels import fold_into
-from frogzmq.plan.plan import Plan
+from frogzmq.plan.plan import JOINED, Plan
 from frogzmq.store.arena import Arena
 from frogzmq.store.index import Extent
 from frogzmq.store.place import available_memory
@@ -49,6 +49,20 @@ class Result(NamedTuple):
     seg: int
     off: int
     total: int
+
+
+def _dealt(plan: Plan, inputs: dict[int, Bytes]) -> list[bytes]:
+    """Results of an op of one machine that moves bytes and folds none."""
+    assert plan.layout is not None
+    pieces, known = plan.layout.pieces, {}
+    for interval in plan.layout.intervals.values():
+        if interval not in known:
+            rows = pieces[interval.first : interval.last]
+            spans = [(plan.parts[row.part].ranks[0], plan.cuts[row.part][row.span]) for row in rows]
+            known[interval] = b"".join(
+                inputs[rank][s.start : s.stop].tobytes() for rank, s in spans if rank in inputs
+            )
+    return [known[plan.layout.intervals[rank]] for rank in plan.hosts[0].ranks]
 
 
 class DataPlane:
@@ -84,7 +98,7 @@ class DataPlane:
             )
         if plan.needs(host) and not op.aliased:
             try:
-                op.result = self._room(gid, seq, plan.result_nbytes)
+                op.result = self._room(gid, seq, plan.result_nbytes(host), op.largest)
             except StoreFull:
                 op.plan = None
                 raise
@@ -160,24 +174,29 @@ class DataPlane:
         return {seq: self.close(gid, seq) for of, seq in list(self._ops) if of == gid}
 
     # ---------------------------------------------------------------- arithmetic
-    def fold_solo(self, gid: GroupId, seq: int, plan: Plan) -> bytes:
-        """The result of an op of one machine whose contributions are all here; nothing of it is kept.
+    def fold_solo(self, gid: GroupId, seq: int, plan: Plan) -> list[bytes]:
+        """Each rank's result of an op of one machine whose contributions are all here; nothing is kept.
 
         ``LookupError``: a contribution is not here.
         """
         op = self._ops.pop((gid, seq), None)
-        if not plan.result_nbytes:
-            return b""
+        ranks = plan.hosts[0].ranks
+        if not plan.result_nbytes(0):
+            return [b""] * len(ranks)
         if op is None:
             raise LookupError(f"op {seq} has no contributions here")
-        inputs = [op.inputs[rank] for rank in plan.hosts[0].ranks]
-        if plan.gathers:
-            return b"".join(data.tobytes() for data in inputs)
-        descriptor = plan.descriptor
-        out = np.empty(plan.result_nbytes, np.uint8)
+        descriptor, inputs = plan.descriptor, op.inputs
+        if descriptor.kind not in JOINED:
+            return _dealt(plan, inputs)
+        out = np.empty(plan.result_nbytes(0), np.uint8)
         divide_by = plan.size if descriptor.reduce == ReduceOp.AVG else 0
-        fold_into(out, inputs, dtype_of(descriptor.dtype), descriptor.reduce, divide_by)
-        return out.tobytes()
+        given = [inputs[rank] for rank in ranks]
+        fold_into(out, given, dtype_of(descriptor.dtype), descriptor.reduce, divide_by)
+        whole = out.tobytes()
+        if plan.layout is None:
+            return [whole] * len(ranks)
+        intervals = plan.layout.intervals
+        return [whole[intervals[rank].start : intervals[rank].stop] for rank in ranks]
 
     def make_part(self, gid: GroupId, seq: int, part: int, span: int, leaves: bool) -> Digest | None:
         """Fold the local ranks of ``part`` over ``span``, in place; the digest if it ``leaves``, else None.
@@ -219,23 +238,29 @@ class DataPlane:
         op = self._ops.get((gid, seq))
         return op is not None and op.has(role, part, index)
 
-    def result(self, gid: GroupId, seq: int) -> Result:
-        """Where the result stands. Inline bytes are taken at the first call: ask when the op is folded."""
+    def result(self, gid: GroupId, seq: int, rank: int) -> Result:
+        """Where the result of a local rank stands. Inline bytes are final: ask when they are folded.
+
+        ``LookupError``: this machine has none.
+        """
         op = self._ops[gid, seq]
         whole = self.result_bytes(gid, seq)
-        total = len(whole)
+        start, stop = op.interval(rank)
+        total = stop - start
         if total <= INLINE_BYTES:
-            if op.inline is None:
-                op.inline = whole.tobytes()
-            return Result(op.inline, 0, 0, total)
+            inline = op.inline.get((start, stop))
+            if inline is None:
+                inline = op.inline[start, stop] = whole[start:stop].tobytes()
+            return Result(inline, 0, 0, total)
         extent = self._extents.get((gid, seq))
         if extent is not None:
-            return Result(None, extent.seg, extent.off, total)
+            return Result(None, extent.seg, extent.off + start, total)
         where = None if self._arena is None else self._arena.locate(whole)
-        return Result(None, *(where or (-1, 0)), total)
+        seg, off = where or (-1, 0)
+        return Result(None, seg, off + start, total)
 
     def result_bytes(self, gid: GroupId, seq: int) -> Bytes:
-        """The result itself, not copied: valid until ``close``. ``LookupError``: this machine has none."""
+        """This machine's result, not copied: valid until ``close``. ``LookupError``: it has none."""
         op = self._ops[gid, seq]
         if op.result is None:
             raise LookupError(f"op {seq} has no result on this machine")
@@ -274,9 +299,9 @@ class DataPlane:
             if op.closed:
                 self._idle.notify_all()
 
-    def _room(self, gid: GroupId, seq: int, size: int) -> Bytes:
-        """Where a result goes: small ones travel inline, so they need no shared memory."""
-        if self._arena is None or size <= INLINE_BYTES:
+    def _room(self, gid: GroupId, seq: int, size: int, largest: int) -> Bytes:
+        """Where a result goes: where all that ranks read travels inline, it needs no shared memory."""
+        if self._arena is None or largest <= INLINE_BYTES:
             return np.empty(size, np.uint8)
         extent = self._arena.lease(OWNER, size)
         self._extents[gid, seq] = extent

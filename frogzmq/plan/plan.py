@@ -3,24 +3,31 @@
 A collective's bytes are cut three ways:
 
 * a **part** is what one machine (fold order ``machine``) or one rank (order ``rank``) contributes,
-* a **span** is a piece of a part's bytes that travels as one chunk; all parts have the same spans,
+* a **span** is a piece of a part's bytes that travels as one chunk,
 * a **piece** is one span of the *result*. Its *sources* are the part chunks it is folded from, its
   *folders* the machines that fold it, and its *receivers* those that are handed the folded bytes.
 
 ``faithful``: every machine that needs a piece folds it. ``shard``: one owner folds and hands it out.
 Broadcast is a fold of one source, all_gather a fold of one source per piece; so one machine carries out
 every kind (``proto.op``).
+
+Where the result is more than one contribution, or not the same on all machines (gather, scatter,
+reduce_scatter, all_to_all), a ``Layout`` says which piece stands where. A machine's result then holds the
+intervals of its own ranks, one after the other, and nothing else.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from frogzmq.descriptor import Descriptor
 from frogzmq.types import Mode, OpKind, Order, PeerId
 
-FOLDING = (OpKind.ALL_REDUCE, OpKind.REDUCE)
+FOLDING = (OpKind.ALL_REDUCE, OpKind.REDUCE, OpKind.REDUCE_SCATTER)
+JOINED = (*FOLDING, OpKind.BARRIER)
+"""Kinds in which a piece is made of the same span of every part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +49,50 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Bytes ``start:stop`` of every part; ``owner`` (a host index) folds it in ``shard``."""
+    """Bytes ``start:stop`` of a part; ``owner`` (a host index) folds it in ``shard``, or alone needs it."""
 
     index: int
     start: int
     stop: int
     owner: int
+
+
+Spans = tuple[Span, ...]
+
+
+class Piece(NamedTuple):
+    """A piece in a ``Layout``: ``nbytes`` at offset ``at`` of the result on each of ``hosts``.
+
+    It is made of chunk ``span`` of ``part``, or of all parts where that is -1.
+    """
+
+    at: int
+    nbytes: int
+    part: int
+    span: int
+    hosts: tuple[int, ...]
+
+
+class Interval(NamedTuple):
+    """What a rank reads: bytes ``start:stop`` of its machine's result, which are pieces ``first:last``."""
+
+    start: int
+    stop: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which piece of which chunk stands where."""
+
+    pieces: tuple[Piece, ...]
+    number: tuple[tuple[int, ...], ...]
+    """Part -> span -> piece."""
+    intervals: dict[int, Interval]
+    """By rank; ranks that get no data have none."""
+    room: tuple[int, ...]
+    """Bytes in each machine's result."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +105,10 @@ class Plan:
     """``FAITHFUL`` or ``SHARD``; ``AUTO`` has been resolved."""
     order: Order
     parts: tuple[Part, ...]
-    spans: tuple[Span, ...]
+    cuts: tuple[Spans, ...]
+    """Each part's spans."""
+    layout: Layout | None = None
+    """None: the result has the shape and the spans of a contribution, the same for everyone."""
 
     @cached_property
     def size(self) -> int:
@@ -68,24 +116,24 @@ class Plan:
         return sum(len(host.ranks) for host in self.hosts)
 
     @cached_property
-    def part_nbytes(self) -> int:
-        """Bytes in one part."""
-        return self.descriptor.nbytes
+    def spans(self) -> Spans:
+        """Spans of the first part: of every part, where all are cut alike."""
+        return self.cuts[0]
 
     @cached_property
-    def gathers(self) -> bool:
-        """Whether the result holds every part side by side."""
-        return self.descriptor.kind == OpKind.ALL_GATHER
+    def part_nbytes(self) -> tuple[int, ...]:
+        """Bytes in each part."""
+        return tuple(self.descriptor.gives(part.ranks[0], self.size) for part in self.parts)
 
     @cached_property
-    def result_nbytes(self) -> int:
-        """Bytes in the result."""
-        return self.part_nbytes * (len(self.parts) if self.gathers else 1)
+    def fan_in(self) -> int:
+        """How many part chunks each piece is folded from."""
+        return len(self.parts) if self.descriptor.kind in JOINED else 1
 
     @cached_property
     def pieces(self) -> int:
-        """How many pieces the result has (at least one, perhaps of no bytes)."""
-        return len(self.spans) * (len(self.parts) if self.gathers else 1)
+        """How many pieces all results have together (at least one, perhaps of no bytes)."""
+        return len(self.layout.pieces) if self.layout is not None else len(self.spans)
 
     @cached_property
     def root_host(self) -> int:
@@ -93,32 +141,63 @@ class Plan:
         root = self.descriptor.root
         return next((i for i, host in enumerate(self.hosts) if root in host.ranks), -1)
 
+    @cached_property
+    def arriving(self) -> tuple[int, ...]:
+        """Bytes of other machines' part chunks that each machine receives."""
+        totals = [0] * len(self.hosts)
+        foreign = [sum(part.host != host for part in self.parts) for host in range(len(self.hosts))]
+        for piece in range(self.pieces):
+            start, stop = self.bounds(piece)
+            for host in self.folders(piece):
+                far = foreign[host]
+                if self.fan_in != len(self.parts):
+                    far = int(self.parts[self.sources(piece)[0][0]].host != host)
+                totals[host] += (stop - start) * far
+        return tuple(totals)
+
+    def result_nbytes(self, host: int) -> int:
+        """Bytes in the machine's result."""
+        return self.layout.room[host] if self.layout is not None else self.descriptor.nbytes
+
+    def interval(self, rank: int) -> Interval | None:
+        """What the rank reads of its machine's result; None where it gets no data."""
+        if self.layout is not None:
+            return self.layout.intervals.get(rank)
+        if self.descriptor.gets(rank, self.size) < 0:
+            return None
+        return Interval(0, self.descriptor.nbytes, 0, self.pieces)
+
     def piece_of(self, part: int, span: int) -> int:
         """The piece that part chunk (``part``, ``span``) goes into."""
-        return part * len(self.spans) + span if self.gathers else span
+        return self.layout.number[part][span] if self.layout is not None else span
 
     def bounds(self, piece: int) -> tuple[int, int]:
-        """Where in the result the piece stands: byte offsets."""
-        if self.gathers:
-            part, index = divmod(piece, len(self.spans))
-            base = part * self.part_nbytes
-            return base + self.spans[index].start, base + self.spans[index].stop
+        """Where the piece stands in the result of each machine that needs it: byte offsets."""
+        if self.layout is not None:
+            row = self.layout.pieces[piece]
+            return row.at, row.at + row.nbytes
         return self.spans[piece].start, self.spans[piece].stop
 
     def sources(self, piece: int) -> list[tuple[int, int]]:
         """Part chunks (part, span) in the order in which they are folded."""
-        if self.gathers:
-            return [divmod(piece, len(self.spans))]
-        return [(part.index, piece) for part in self.parts]
+        span = piece
+        if self.layout is not None:
+            row = self.layout.pieces[piece]
+            if row.part >= 0:
+                return [(row.part, row.span)]
+            span = row.span
+        return [(part.index, span) for part in self.parts]
 
     def needs(self, host: int) -> bool:
-        """Whether the machine needs the result at all (for reduce only the root's does)."""
-        return self.descriptor.kind != OpKind.REDUCE or host == self.root_host
+        """Whether the machine needs a result at all (for reduce and gather only the root's does)."""
+        return self.descriptor.kind not in (OpKind.REDUCE, OpKind.GATHER) or host == self.root_host
 
     def folders(self, piece: int) -> tuple[int, ...]:
         """Machines that fold the piece themselves."""
+        if self.layout is not None:
+            return self.layout.pieces[piece].hosts
         kind = self.descriptor.kind
-        if self.mode == Mode.SHARD and not self.gathers:
+        if self.mode == Mode.SHARD:
             owner = self.spans[piece].owner
             if kind == OpKind.BROADCAST and owner != self.root_host:
                 return (owner, self.root_host)
@@ -129,7 +208,7 @@ class Plan:
 
     def receivers(self, piece: int) -> tuple[int, ...]:
         """Machines that are handed the folded piece by its owner."""
-        if self.mode != Mode.SHARD or self.gathers:
+        if self.mode != Mode.SHARD or self.layout is not None:
             return ()
         folders = self.folders(piece)
         return tuple(h for h in range(len(self.hosts)) if h not in folders and self.needs(h))

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from frogzmq.descriptor import Descriptor
 from frogzmq.errors import Mismatch
-from frogzmq.plan.plan import FOLDING, Host, Part, Plan, Span
+from frogzmq.plan.layout import DEALT, GATHERED, cut_run, dealt, gathered
+from frogzmq.plan.plan import JOINED, Host, Part, Plan, Span, Spans
 from frogzmq.types import Mode, OpKind, Order
 from frogzmq.wire import limits
 
@@ -32,12 +33,17 @@ def resolve_mode(descriptor: Descriptor, hosts: int, mode: Mode, small_bytes: in
         return mode
     if hosts == 2 and descriptor.kind == OpKind.ALL_REDUCE and descriptor.nbytes >= TWO_OWNERS_BYTES:
         return Mode.SHARD
-    if hosts <= 2 or descriptor.nbytes <= small_bytes or descriptor.kind == OpKind.ALL_GATHER:
+    if hosts <= 2 or descriptor.nbytes <= small_bytes or descriptor.kind in (*GATHERED, *DEALT):
         return Mode.FAITHFUL
     return Mode.SHARD
 
 
-def cut(nbytes: int, owners: Sequence[int], shares: Sequence[float], chunk_bytes: int) -> tuple[Span, ...]:
+def aligned(chunk_bytes: int) -> int:
+    """``chunk_bytes`` rounded down to whole cache lines."""
+    return max(ALIGN, chunk_bytes // ALIGN * ALIGN)
+
+
+def cut(nbytes: int, owners: Sequence[int], shares: Sequence[float], chunk_bytes: int) -> Spans:
     """Cut ``nbytes`` into spans of at most ``chunk_bytes``; owner i gets about ``shares[i]`` of them.
 
     Shares need not sum to one; an owner without a share gets nothing (equal shares if nobody has one).
@@ -46,27 +52,24 @@ def cut(nbytes: int, owners: Sequence[int], shares: Sequence[float], chunk_bytes
     weighed = [(owner, share) for owner, share in zip(owners, shares, strict=True) if share > 0]
     weighed = weighed or [(owner, 1.0) for owner in owners]
     total = sum(share for _, share in weighed)
-    step = max(ALIGN, chunk_bytes // ALIGN * ALIGN)
+    step = aligned(chunk_bytes)
     spans: list[Span] = []
     start, before = 0, 0.0
     for place, (owner, share) in enumerate(weighed, 1):
         before += share
         last = place == len(weighed)  # takes the odd bytes at the end
         end = nbytes if last else min(nbytes, round(nbytes * before / total / ALIGN) * ALIGN)
-        while start < end:
-            stop = min(end, start + step)
-            spans.append(Span(len(spans), start, stop, owner))
-            start = stop
+        cut_run(spans, start, end, owner, step)
+        start = max(start, end)
     return tuple(spans) or (Span(0, 0, 0, weighed[0][0]),)
 
 
 def make_parts(descriptor: Descriptor, hosts: Sequence[Host], order: Order) -> tuple[Part, ...]:
     """The units of contribution, in the order in which they are folded (or stand in the result)."""
     where = {rank: index for index, host in enumerate(hosts) for rank in host.ranks}
-    if descriptor.kind == OpKind.BROADCAST:
+    if descriptor.kind in (OpKind.BROADCAST, OpKind.SCATTER):
         return (Part(0, where[descriptor.root], (descriptor.root,)),)
-    joined = descriptor.kind in FOLDING or descriptor.kind == OpKind.BARRIER
-    if joined and order == Order.MACHINE and len(hosts) > 1:
+    if descriptor.kind in JOINED and order == Order.MACHINE and len(hosts) > 1:
         return tuple(Part(i, i, host.ranks) for i, host in enumerate(hosts))
     # One machine: one level of folding in rank order, which is what ``machine`` means there too.
     return tuple(Part(rank, where[rank], (rank,)) for rank in sorted(where))
@@ -84,25 +87,40 @@ def make_plan(
 ) -> Plan:
     """Plan one op. ``shares``: weight of each host as an owner (default: equal).
 
-    ``Mismatch`` where the op needs a root rank and the group has no such rank.
+    ``Mismatch`` where no group of this size can run the op: see ``Descriptor.misfit``.
     """
-    rooted = descriptor.kind in (OpKind.BROADCAST, OpKind.REDUCE)
-    if rooted and not any(descriptor.root in host.ranks for host in hosts):
-        ranks = sorted(rank for host in hosts for rank in host.ranks)
-        raise Mismatch(f"{descriptor.describe()}: no such root rank in this group of ranks {ranks}")
+    ranks = [rank for host in hosts for rank in host.ranks]
+    misfit = descriptor.misfit(ranks)
+    if misfit:
+        raise Mismatch(f"{descriptor.describe()}: {misfit}")
     mode = resolve_mode(descriptor, len(hosts), mode, small_bytes)
     parts = make_parts(descriptor, hosts, order)
-    weights = list(shares) if shares is not None else [1.0] * len(hosts)
-    owners = list(range(len(hosts)))
-    if mode == Mode.SHARD and descriptor.kind == OpKind.BROADCAST and len(hosts) > 1:
-        weights[parts[0].host] = 0.0  # the source sends each byte once; the others pass it on
-    if mode == Mode.FAITHFUL or descriptor.kind == OpKind.ALL_GATHER:
-        # Nobody folds for others, so owners would only add cuts.
-        owner = next((i for i, h in enumerate(hosts) if descriptor.root in h.ranks), 0)
-        owners, weights = [owner], [1.0]
-    if descriptor.kind == OpKind.BARRIER:
-        owners, weights = [0], [1.0]
-    if descriptor.nbytes >= LARGE_CHUNKS * chunk_bytes:
+    largest = max(descriptor.gives(part.ranks[0], len(ranks)) for part in parts)
+    if largest >= LARGE_CHUNKS * chunk_bytes:
         chunk_bytes = min(2 * chunk_bytes, limits.CHUNK_BYTES)
+    if descriptor.kind in (*GATHERED, *DEALT):
+        lay_out = gathered if descriptor.kind in GATHERED else dealt
+        cuts, layout = lay_out(descriptor, hosts, parts, aligned(chunk_bytes))
+        return Plan(descriptor, hosts, mode, order, parts, cuts, layout)
+    owners, weights = _owners(descriptor, hosts, mode, parts, shares)
     spans = cut(descriptor.nbytes, owners, weights, chunk_bytes)
-    return Plan(descriptor, hosts, mode, order, parts, spans)
+    return Plan(descriptor, hosts, mode, order, parts, (spans,) * len(parts))
+
+
+def _owners(
+    descriptor: Descriptor,
+    hosts: Sequence[Host],
+    mode: Mode,
+    parts: Sequence[Part],
+    shares: Sequence[float] | None,
+) -> tuple[list[int], list[float]]:
+    """Machines that fold for others, and how much of the result each."""
+    if descriptor.kind == OpKind.BARRIER:
+        return [0], [1.0]
+    if mode == Mode.FAITHFUL:
+        # Nobody folds for others, so owners would only add cuts.
+        return [next((i for i, h in enumerate(hosts) if descriptor.root in h.ranks), 0)], [1.0]
+    weights = list(shares) if shares is not None else [1.0] * len(hosts)
+    if descriptor.kind == OpKind.BROADCAST and len(hosts) > 1:
+        weights[parts[0].host] = 0.0  # the source sends each byte once; the others pass it on
+    return list(range(len(hosts))), weights

@@ -44,14 +44,16 @@ class Closing(Members):
             self.next_repair = min(self.next_repair, now + self.settings.repair_after_s)
             plan = op.plan
             assert plan is not None
-            if len(plan.spans) > 1:
-                self._manifests(op, plan, out)
-            eager = plan.result_nbytes >= EAGER_DONE_BYTES
+            self._manifests(op, plan, out)
+            eager = plan.result_nbytes(self.here) >= EAGER_DONE_BYTES
             self.tell_at = min(self.tell_at, now if eager else now + DONE_DELAY_S)
 
     def _manifests(self, op: Op, plan: Plan, out: list[Effect]) -> None:
         for part in op.view.local if op.view else ():
-            digests = [op.have.get((part.index, span)) for span in range(len(plan.spans))]
+            spans = len(plan.cuts[part.index])
+            if spans == 1:
+                continue  # the chunk's digest has said it
+            digests = [op.have.get((part.index, span)) for span in range(spans)]
             if any(digest is None for digest in digests):
                 continue  # some of it never left this machine
             root = root_of([digest for digest in digests if digest is not None]).hex()

@@ -13,6 +13,7 @@ single ranks), and on top what starts it all.
 from __future__ import annotations
 
 from frogzmq.descriptor import Descriptor
+from frogzmq.errors import Mismatch
 from frogzmq.machine import CloseGroup, CloseOp, Effect, Fail, Joined, Send
 from frogzmq.proto.closing import LEAD
 from frogzmq.proto.failing import PAST_ALL
@@ -44,7 +45,13 @@ class Group(Postal):
         if op.descriptor is None:
             if seq > self.disputed:
                 op.early.clear()
-            op.open(descriptor, self.view(descriptor), now, out)
+            try:
+                view = self.view(descriptor)
+            except Mismatch as error:
+                text = f"op {seq} of group {self.name!r}, called by {self.rank_text(rank)}: {error}"
+                self.fail(seq, "Mismatch", text, now, out)
+                return
+            op.open(descriptor, view, now, out)
         elif op.descriptor != descriptor:
             first = next(iter(op.posted))
             self.mismatch(seq, first, op.descriptor, rank, descriptor, now, out)

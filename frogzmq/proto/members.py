@@ -18,6 +18,8 @@ from frogzmq.types import GroupId, PeerId
 from frogzmq.wire.messages import GroupFailed, JoinGroup, Manifest, RankGone
 
 MAX_VIEWS = 256
+MAX_VIEW_PIECES = 1 << 16
+"""Pieces of all remembered plans: uneven ones rarely repeat, and may have thousands."""
 RECENT_OPS = 8
 """Closed ops whose order of observation is kept for ``peek``."""
 
@@ -51,6 +53,7 @@ class Members:
         """Ranks that take no further part, with the last op that has their contribution."""
         self.next_post: dict[int, int] = {}
         self.views: dict[Descriptor, View] = {}
+        self.view_pieces = 0
         self.next_repair = float("inf")
         self.held_back: deque[tuple[Op, int]] = deque()
         """Ranks that only give, and have run ahead of who receives: told later that they are done."""
@@ -69,16 +72,21 @@ class Members:
         return f"rank {rank} (process {member.pid} on {member.host})"
 
     def view(self, descriptor: Descriptor) -> View:
-        """The plan of an op as seen from here, remembered: training repeats a handful of descriptors."""
+        """The plan of an op as seen from here, remembered: training repeats a handful of descriptors.
+
+        ``Mismatch`` where this group cannot run the op.
+        """
         view = self.views.get(descriptor)
         if view is None:
-            if len(self.views) >= MAX_VIEWS:
-                self.views.clear()
             plan = make_plan(
                 descriptor, self.hosts, self.options.mode, self.options.order,
                 chunk_bytes=self.settings.chunk_bytes, small_bytes=self.settings.small_bytes,
             )  # fmt: skip
+            if len(self.views) >= MAX_VIEWS or self.view_pieces >= MAX_VIEW_PIECES:
+                self.views.clear()
+                self.view_pieces = 0
             view = self.views[descriptor] = View(plan, self.here)
+            self.view_pieces += plan.pieces
         return view
 
     def to_all(self, message: GroupFailed | Manifest | RankGone, out: list[Effect]) -> None:

@@ -4,9 +4,10 @@ Theory of operation
 -------------------
 Local ranks post; as soon as every rank of a local part has written a span, the part chunk is made
 (``MakePart``) and pushed to the machines that fold it. A piece whose sources have all been observed is
-folded (``Fold``); its owner hands it to the receivers. Local ranks are told how long a prefix of the result
-they may read. The op is *complete* here when this machine owes nothing and lacks nothing; it is *closed*
-by its group when no other machine can still ask for its bytes.
+folded (``Fold``); its owner hands it to the receivers. Local ranks are told how long a prefix of what they
+read is there; ranks that read the same interval of the result share a *lane*. The op is *complete* here
+when this machine owes nothing and lacks nothing; it is *closed* by its group when no other machine can
+still ask for its bytes.
 
 Rules for editors: no clock, no payload bytes, no iteration over sets. Every method appends to ``out``.
 Chunks only ever go from absent to present, so arrivals commute: the order of events changes effects'
@@ -18,8 +19,8 @@ from __future__ import annotations
 from frogzmq.descriptor import Descriptor
 from frogzmq.machine import Deliver, Effect, Fold, FoldSolo, MakePart, OpenOp, SendChunk
 from frogzmq.plan.plan import Part, Plan
-from frogzmq.proto.view import View
-from frogzmq.types import Digest, GroupId, OpKind, PeerId, Role
+from frogzmq.proto.view import Lane, View
+from frogzmq.types import Digest, GroupId, PeerId, Role
 from frogzmq.wire.limits import INLINE_BYTES
 from frogzmq.wire.messages import ChunkHeader
 
@@ -37,7 +38,7 @@ class Op:
         "complete", "delivered", "descriptor", "early", "early_tags", "final", "gid", "have", "held", "here",
         "hold", "missing", "next_span", "observed", "opened_at", "part_left", "parts_left", "piece_done",
         "pieces_left", "plan", "posted", "prefix", "ready", "rejects", "repair_at",
-        "repair_wait", "seq", "tag", "unconsumed", "view",
+        "repair_wait", "seq", "tag", "unconsumed", "unheard", "view",
     )  # fmt: skip
 
     def __init__(self, gid: GroupId, seq: int, here: int, now: float, repair_after: float) -> None:
@@ -54,7 +55,9 @@ class Op:
         self.early_tags: dict[int, bytes] = {}
         self.missing: list[int] = []
         self.piece_done = bytearray()
-        self.parts_left = self.pieces_left = self.prefix = 0
+        self.parts_left = self.pieces_left = self.unheard = 0
+        self.prefix: list[int] = []
+        """For each lane, the first piece that is not there."""
         self.part_left: dict[int, int] = {}
         self.observed: list[tuple[tuple[int, ...], int, float]] = []
         self.delivered: dict[int, int] = {}
@@ -75,11 +78,12 @@ class Op:
         self.descriptor, self.view = descriptor, view
         if not view.solo:
             self.tag = descriptor.digest(self.seq)[:8]
-        self.parts_left, self.pieces_left = view.parts_left, view.pieces_left
+        self.parts_left, self.pieces_left, self.unheard = view.parts_left, view.pieces_left, view.unheard
         self.piece_done = bytearray(plan.pieces)
         if view.solo:
             return
         self.next_span = dict.fromkeys(view.targets, 0)
+        self.prefix = [lane.first for lane in view.lanes]
         self.missing, self.part_left = view.missing.copy(), view.part_left.copy()
         out.append(OpenOp(self.gid, self.seq, plan, self.here))
         early, self.early = self.early, {}
@@ -92,7 +96,7 @@ class Op:
         if rank not in self.posted:
             return False
         assert self.view is not None
-        return rank not in self.view.part_of or self.ready[rank] >= self.view.nbytes
+        return rank not in self.view.part_of or self.ready[rank] >= self.view.gives[rank]
 
     def forget(self, rank: int) -> None:
         """A local rank is gone: what it gave stays, it gets nothing more and need not say that it read it."""
@@ -111,13 +115,14 @@ class Op:
         self.ready[rank] = 0
         self.delivered[rank] = -1
         self.more(rank, ready, now, out)
-        if self.prefix:
-            self._deliver(rank, out)
+        for lane, prefix in zip(view.lanes, self.prefix, strict=True):
+            if rank in lane.ranks and (prefix > lane.first or prefix == lane.last):
+                self._deliver(rank, lane, prefix, out)
 
     def _post_solo(self, rank: int, view: View, now: float, out: list[Effect]) -> None:
         """Everything that the rank gives came with its call; the last call completes the op."""
         at = self.posted[rank] = now - self.opened_at
-        self.ready[rank] = view.nbytes
+        self.ready[rank] = view.gives[rank]
         self.observed.append(((rank,), self.here, at))
         if len(self.posted) == len(view.plan.hosts[0].ranks):
             self.parts_left = self.pieces_left = 0
@@ -134,23 +139,22 @@ class Op:
         if part is None or ready < self.ready[rank]:
             return
         self.ready[rank] = ready
-        if ready >= view.nbytes:
+        whole = ready >= view.gives[rank]
+        if whole:
             self.observed.append(((rank,), self.here, now - self.opened_at))
-            if rank not in view.with_data and plan.descriptor.kind != OpKind.BARRIER:
-                # Handed over: a source, or a rank that is not the root.
-                if self.hold:
-                    self.held.append(rank)
-                else:
-                    self.finish(rank, out)
+            if rank in view.alone and rank not in view.reads:
+                self.done(rank, out)
         self._make(part, view, now, out)
+        if whole and view.plan.layout is not None:
+            self._deliver_all(view, out)  # its result may be there already, and waited for this
 
     def _make(self, part: Part, view: View, now: float, out: list[Effect]) -> None:
-        ready, low = self.ready, view.nbytes
+        ready, low = self.ready, view.gives[part.ranks[0]]
         for rank in part.ranks:
             if rank not in ready:
                 return
             low = min(low, ready[rank])
-        spans, targets = view.plan.spans, view.targets[part.index]
+        spans, targets = view.spans[part.index], view.targets[part.index]
         several = len(part.ranks) > 1
         index = self.next_span[part.index]
         while index < len(spans) and spans[index].stop <= low:
@@ -198,9 +202,9 @@ class Op:
         if header.descriptor != self.tag:
             return False
         if header.role == Role.PART:
-            if header.part >= len(plan.parts) or header.index >= len(plan.spans):
+            if header.part >= len(plan.parts) or header.index >= len(plan.cuts[header.part]):
                 return False
-            span = plan.spans[header.index]
+            span = plan.cuts[header.part][header.index]
             due = self.view.folds[plan.piece_of(header.part, header.index)]
             foreign = plan.parts[header.part].host != self.here
             return (
@@ -223,6 +227,10 @@ class Op:
         if not view.folds[piece]:
             return
         left = self.part_left[part] = self.part_left[part] - 1
+        if self.unheard and left == view.part_left[part] - 1:
+            self.unheard -= 1
+            if not self.unheard:
+                self._deliver_all(view, out)
         owner = plan.parts[part]
         if left == 0 and owner.host != self.here:
             self.observed.append((owner.ranks, owner.host, now - self.opened_at))
@@ -244,53 +252,66 @@ class Op:
         self._check_complete()
 
     def _piece(self, piece: int, out: list[Effect]) -> None:
-        plan = self.plan
-        assert plan is not None
+        view = self.view
+        assert view is not None
         self.piece_done[piece] = 1
         self.pieces_left -= 1
-        if piece != self.prefix:
+        index = view.lane_of[piece]
+        if piece != self.prefix[index]:
             return
-        gap = self.piece_done.find(0, piece)
-        self.prefix = len(self.piece_done) if gap < 0 else gap
-        for rank in self.delivered:
-            self._deliver(rank, out)
+        lane = view.lanes[index]
+        gap = self.piece_done.find(0, piece, lane.last)
+        prefix = self.prefix[index] = lane.last if gap < 0 else gap
+        for rank in lane.ranks:
+            if rank in self.delivered:
+                self._deliver(rank, lane, prefix, out)
 
-    def _deliver(self, rank: int, out: list[Effect]) -> None:
+    def _deliver_all(self, view: View, out: list[Effect]) -> None:
+        """What kept ranks from being handed what is there may be over."""
+        for lane, prefix in zip(view.lanes, self.prefix, strict=True):
+            for rank in lane.ranks:
+                if rank in self.delivered:
+                    self._deliver(rank, lane, prefix, out)
+
+    def _deliver(self, rank: int, lane: Lane, prefix: int, out: list[Effect]) -> None:
         view, plan = self.view, self.plan
         assert view is not None
         assert plan is not None
-        if rank in self.final:
+        if rank in self.final or self.unheard:
             return
-        everything = self.prefix == plan.pieces
-        if rank not in view.with_data:
-            if everything and plan.descriptor.kind == OpKind.BARRIER:
-                self.finish(rank, out)
+        if prefix == lane.last:
+            # A rank whose op is done stops copying: what it gives must be here.
+            if self.handed_over(rank):
+                self.done(rank, out)
             return
-        if everything:
-            if plan.result_nbytes > INLINE_BYTES:
-                self.unconsumed.add(rank)
-            self.final.add(rank)
-            out.append(Deliver(self.gid, self.seq, rank, plan.result_nbytes, True))
+        if rank not in view.reads:
             return
-        upto = plan.bounds(self.prefix)[0]
-        if upto - max(self.delivered[rank], 0) >= DELIVER_BYTES and self._agreed(plan):
+        upto = plan.bounds(prefix)[0] - lane.start
+        if upto - max(self.delivered[rank], 0) >= DELIVER_BYTES:
             self.delivered[rank] = upto
             out.append(Deliver(self.gid, self.seq, rank, upto, False))
 
-    def _agreed(self, plan: Plan) -> bool:
-        """Whether outputs may be touched: every part's first chunk has come, so all called the same.
-
-        A folded piece shows that by itself; a gathered one only speaks for its own source.
-        """
-        if plan.descriptor.kind != OpKind.ALL_GATHER:
-            return True
-        return all((part.index, 0) in self.have for part in plan.parts)
+    def done(self, rank: int, out: list[Effect]) -> None:
+        """Nothing keeps a rank any more, unless it needs nobody and has run ahead of the others."""
+        view = self.view
+        assert view is not None
+        if self.hold and rank in view.alone:
+            self.held.append(rank)
+        else:
+            self.finish(rank, out)
 
     def finish(self, rank: int, out: list[Effect]) -> None:
-        """A rank that gets no data is done."""
-        if rank not in self.final:
-            self.final.add(rank)
-            out.append(Deliver(self.gid, self.seq, rank, -1, True))
+        """Tell a rank that its result, if it gets any, is complete."""
+        view = self.view
+        assert view is not None
+        if rank in self.final:
+            return
+        self.final.add(rank)
+        interval = view.reads.get(rank)
+        upto = -1 if interval is None else interval.stop - interval.start
+        if upto > INLINE_BYTES and rank in self.delivered:  # else it is gone
+            self.unconsumed.add(rank)
+        out.append(Deliver(self.gid, self.seq, rank, upto, True))
 
     def _check_complete(self) -> None:
         if self.parts_left == 0 and self.pieces_left == 0:
@@ -300,7 +321,8 @@ class Op:
         plan = self.plan
         assert plan is not None
         if role == Role.PART:
-            size = plan.spans[index].stop - plan.spans[index].start
+            span = plan.cuts[part][index]
+            size = span.stop - span.start
         else:
             start, stop = plan.bounds(index)
             size = stop - start

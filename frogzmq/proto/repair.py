@@ -50,7 +50,7 @@ class Repair(Failing):
         op = self.ops.get(message.seq)
         if op is None or op.plan is None or message.part >= len(op.plan.parts):
             return
-        digests = [op.have.get((message.part, span)) for span in range(len(op.plan.spans))]
+        digests = [op.have.get((message.part, span)) for span in range(len(op.plan.cuts[message.part]))]
         kept = [digest for digest in digests if digest is not None]
         if len(kept) == len(digests) and root_of(kept).hex() != message.root:
             text = (

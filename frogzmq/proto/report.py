@@ -72,17 +72,18 @@ def group_snapshot(group: Group, joining: Joining | None, now: float) -> dict[st
 
 
 def _op_snapshot(group: Group, op: Op, now: float) -> dict[str, Any]:
-    plan = op.plan
+    plan, view = op.plan, op.view
     missing: list[int] = []
-    if plan is not None:
+    if plan is not None and view is not None:
         seen = {rank for ranks, _, _ in op.observed for rank in ranks}
-        missing = [rank for part in plan.parts for rank in part.ranks if rank not in seen]
+        due = [part for part in plan.parts if part.host == group.here or part.index in view.part_left]
+        missing = [rank for part in due for rank in part.ranks if rank not in seen]
     return {
         "seq": op.seq,
         "what": plan.descriptor.describe() if plan is not None else "not called here yet",
         "mode": str(plan.mode) if plan is not None else "",
         "age_s": now - op.opened_at,
-        "pieces": plan.pieces if plan is not None else 0,
+        "pieces": view.pieces_left if view is not None else 0,
         "pieces_done": sum(op.piece_done),
         "complete": op.complete,
         "observed": observed(group, op),

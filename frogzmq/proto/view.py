@@ -6,31 +6,50 @@ than the rest of the op's bookkeeping.
 
 from __future__ import annotations
 
-from frogzmq.plan.plan import Part, Plan
-from frogzmq.types import OpKind
-from frogzmq.wire.limits import INLINE_BYTES
+from typing import NamedTuple
 
-SOLO = (OpKind.ALL_REDUCE, OpKind.ALL_GATHER, OpKind.BARRIER)
+from frogzmq.plan.plan import Interval, Part, Plan, Spans
+from frogzmq.types import OpKind
+from frogzmq.wire.limits import INLINE_BYTES, POST_ROOM
+
+SOLO = (
+    OpKind.ALL_REDUCE, OpKind.ALL_GATHER, OpKind.BARRIER, OpKind.REDUCE_SCATTER, OpKind.ALL_TO_ALL,
+)  # fmt: skip
 """Kinds in which every rank waits for every other, so that nobody can be handed anything earlier."""
+
+
+class Lane(NamedTuple):
+    """Local ``ranks`` that read the same interval: bytes from ``start`` on, pieces ``first:last``."""
+
+    ranks: tuple[int, ...]
+    start: int
+    first: int
+    last: int
 
 
 class View:
     """``plan`` from host ``here``. Read-only after construction."""
 
     __slots__ = (
-        "folds", "hands_out", "here", "local", "missing", "nbytes", "part_left", "part_of", "parts_left",
-        "pieces_left", "plan", "receives", "solo", "targets", "with_data",
+        "alone", "folds", "gives", "hands_out", "here", "lane_of", "lanes", "local", "missing", "part_left",
+        "part_of", "parts_left", "pieces_left", "plan", "reads", "receives", "solo", "spans", "targets",
+        "unheard",
     )  # fmt: skip
 
     def __init__(self, plan: Plan, here: int) -> None:
         self.plan, self.here = plan, here
-        self.nbytes = plan.part_nbytes
         self.local: tuple[Part, ...] = tuple(part for part in plan.parts if part.host == here)
         self.part_of: dict[int, Part] = {rank: part for part in self.local for rank in part.ranks}
         """The local part that a rank contributes to; ranks that give nothing have none."""
-        spans, pieces = range(len(plan.spans)), range(plan.pieces)
-        self.parts_left = len(plan.spans) * len(self.local)
-        self.targets = {p.index: [plan.part_targets(p.index, span) for span in spans] for p in self.local}
+        self.gives = {rank: plan.part_nbytes[part.index] for rank, part in self.part_of.items()}
+        """Bytes that each of those ranks gives."""
+        self.spans: dict[int, Spans] = {part.index: plan.cuts[part.index] for part in self.local}
+        pieces = range(plan.pieces)
+        self.parts_left = sum(map(len, self.spans.values()))
+        self.targets = {
+            part.index: [plan.part_targets(part.index, span) for span in range(len(plan.cuts[part.index]))]
+            for part in self.local
+        }
         """Part -> for each span, the machines that it is pushed to."""
         self.folds = [here in plan.folders(piece) for piece in pieces]
         receivers = [plan.receivers(piece) for piece in pieces]
@@ -39,7 +58,7 @@ class View:
             each if each and plan.sender(piece) == here else () for piece, each in enumerate(receivers)
         ]
         """For each piece, the machines that this one hands it to."""
-        self.missing = [len(plan.sources(piece)) if self.folds[piece] else 0 for piece in pieces]
+        self.missing = [plan.fan_in if folds else 0 for folds in self.folds]
         self.pieces_left = sum(self.folds) + sum(self.receives)
         self.part_left: dict[int, int] = {}
         """Part -> how many of its chunks are due here."""
@@ -47,18 +66,48 @@ class View:
             if self.folds[piece]:
                 for part, _ in plan.sources(piece):
                     self.part_left[part] = self.part_left.get(part, 0) + 1
-        self.with_data = self._ranks_with_data()
-        self.solo = (
-            len(plan.hosts) == 1 and plan.descriptor.kind in SOLO and plan.result_nbytes <= INLINE_BYTES
-        )
+        self.unheard = 0 if plan.layout is None else len(self.part_left)
+        """Parts of which a chunk must have come before a rank may be handed anything.
+
+        A piece folded of all parts shows by itself that all ranks called the same op; one that is gathered or
+        dealt out speaks for its own source only.
+        """
+        ranks = plan.hosts[here].ranks
+        self.reads: dict[int, Interval] = {
+            rank: interval for rank in ranks if (interval := plan.interval(rank)) is not None
+        }
+        self.alone = self._ranks_alone()
+        """Ranks that need nothing from anybody else: those that only give, and a scatter's root."""
+        self.lanes, self.lane_of = self._lanes()
+        self.solo = self._solo()
         """Whether the op is done in one go once every rank has called it (``FoldSolo``)."""
 
-    def _ranks_with_data(self) -> frozenset[int]:
-        descriptor, local = self.plan.descriptor, self.plan.hosts[self.here].ranks
+    def _ranks_alone(self) -> frozenset[int]:
+        descriptor = self.plan.descriptor
         if descriptor.kind == OpKind.BARRIER:
             return frozenset()
-        if descriptor.kind == OpKind.REDUCE:
-            return frozenset(rank for rank in local if rank == descriptor.root)
-        if descriptor.kind == OpKind.BROADCAST:
-            return frozenset(rank for rank in local if rank != descriptor.root)
-        return frozenset(local)
+        root = descriptor.root if descriptor.kind == OpKind.SCATTER else -1
+        return frozenset(rank for rank in self.part_of if rank not in self.reads or rank == root)
+
+    def _lanes(self) -> tuple[tuple[Lane, ...], bytes | list[int]]:
+        """Lanes, and the lane of every piece (a piece that nobody here reads: any)."""
+        plan = self.plan
+        if plan.descriptor.kind == OpKind.BARRIER:
+            return (Lane(plan.hosts[self.here].ranks, 0, 0, plan.pieces),), bytes(plan.pieces)
+        shared: dict[Interval, list[int]] = {}
+        for rank, interval in self.reads.items():
+            shared.setdefault(interval, []).append(rank)
+        lanes = tuple(Lane(tuple(ranks), at.start, at.first, at.last) for at, ranks in shared.items())
+        if len(lanes) <= 1:
+            return lanes or (Lane((), 0, 0, plan.pieces),), bytes(plan.pieces)
+        lane_of = [0] * plan.pieces
+        for index, lane in enumerate(lanes):
+            lane_of[lane.first : lane.last] = [index] * (lane.last - lane.first)
+        return lanes, lane_of
+
+    def _solo(self) -> bool:
+        plan = self.plan
+        if len(plan.hosts) > 1 or plan.descriptor.kind not in SOLO:
+            return False
+        largest = max(*self.gives.values(), *(i.stop - i.start for i in self.reads.values()), 0)
+        return largest <= INLINE_BYTES and largest + len(plan.descriptor.encoded) <= POST_ROOM

@@ -28,13 +28,14 @@ from frogzmq.machine import (
     RankJoined,
     RankLeft,
     RankPosted,
+    RankReady,
 )
 from frogzmq.proto.settings import CoreSettings
 from frogzmq.sim.driver import SimPeer
 from frogzmq.sim.mail import PostOffice
 from frogzmq.sim.network import LinkModel, Network
 from frogzmq.sim.world import World
-from frogzmq.types import ConnId, GroupId, Mode, OpKind, Order, PeerId
+from frogzmq.types import ConnId, GroupId, Mode, Order, PeerId
 from frogzmq.wire.limits import INLINE_BYTES
 from frogzmq.wire.messages import GroupOptions, JoinGroup, Member
 
@@ -99,16 +100,22 @@ class Cluster:
             peer.event(RankJoined(ConnId(rank), join))
         self.world.run(lambda: len(self.joined) + len(self.errors) >= self.size)
 
-    def post(self, rank: int, descriptor: Descriptor, data: bytes) -> int:
-        """A rank calls its next op with ``data`` (ignored where it only receives); returns its number."""
+    def post(self, rank: int, descriptor: Descriptor, data: bytes, ready: int | None = None) -> int:
+        """A rank calls its next op with ``data`` (ignored where it only receives); returns its number.
+
+        ``ready``: how much of it can be read now (default: all; see ``more``).
+        """
         self.seq[rank] += 1
         seq, peer = self.seq[rank], self.host_of[rank]
-        gives = descriptor.kind != OpKind.BROADCAST or rank == descriptor.root
-        if gives:
+        size = 0 if descriptor.misfit(range(self.size)) else descriptor.gives(rank, self.size)
+        if size:
             peer.plane.put_input(self.gid, seq, rank, np.frombuffer(bytearray(data), np.uint8))
-        ready = descriptor.nbytes if gives else 0
-        peer.event(RankPosted(self.gid, rank, seq, descriptor, ready))
+        peer.event(RankPosted(self.gid, rank, seq, descriptor, size if ready is None else ready))
         return seq
+
+    def more(self, rank: int, seq: int, ready: int) -> None:
+        """The first ``ready`` bytes of what a rank gives can be read."""
+        self.host_of[rank].event(RankReady(self.gid, rank, seq, ready))
 
     def post_all(
         self, descriptor: Descriptor, data: Sequence[bytes], delays_s: Sequence[float] | None = None
@@ -149,13 +156,13 @@ class Cluster:
         if effect.upto < 0:
             self.results[effect.rank][effect.seq] = None
             return
-        result = peer.plane.result(effect.gid, effect.seq)
-        data = (
-            result.inline
-            if result.inline is not None
-            else bytes(peer.plane.result_bytes(effect.gid, effect.seq))
-        )
-        self.results[effect.rank][effect.seq] = bytes(data)
+        result = peer.plane.result(effect.gid, effect.seq, effect.rank)
+        if result.inline is not None:
+            data = result.inline
+        else:
+            whole = peer.plane.result_bytes(effect.gid, effect.seq)
+            data = bytes(whole[result.off : result.off + result.total])
+        self.results[effect.rank][effect.seq] = data
         if effect.upto > INLINE_BYTES:
             done = RankConsumed(effect.gid, effect.rank, effect.seq)
             self.world.after(self.consume_s, lambda: peer.event(done))

@@ -246,10 +246,10 @@ class SimPeer:
         self._soon(WORK_S, Folded(effect.gid, effect.seq, effect.piece, digest))
 
     def _fold_solo(self, effect: FoldSolo) -> None:
-        data = self.plane.fold_solo(effect.gid, effect.seq, effect.plan)
-        result = None if effect.plan.descriptor.kind == OpKind.BARRIER else data
-        for rank in effect.plan.hosts[0].ranks:
-            self.cluster.results[rank][effect.seq] = result
+        results = self.plane.fold_solo(effect.gid, effect.seq, effect.plan)
+        barrier = effect.plan.descriptor.kind == OpKind.BARRIER
+        for rank, data in zip(effect.plan.hosts[0].ranks, results, strict=True):
+            self.cluster.results[rank][effect.seq] = None if barrier else data
 
     def _close(self, effect: CloseOp) -> None:
         self.plane.close(effect.gid, effect.seq)

@@ -100,3 +100,8 @@ LINK_ROWS = 1024
 def clip(text: str, limit: int = TEXT_CHARS) -> str:
     """Shorten ``text`` to ``limit`` characters, with ``...`` at its end where something was cut."""
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def goes_inline(nbytes: int, descriptor_bytes: int) -> bool:
+    """Whether a contribution travels in its ``Post``; a longer one uses the arena."""
+    return nbytes <= INLINE_BYTES and nbytes + descriptor_bytes <= POST_ROOM

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.fabrics import Fabric, SimFabric, ZmqFabric
 from support.fleet import Fleet, PeerProcess
-from support.reference import reference
+from support.reference import reference, results
 
 from frogzmq.descriptor import Descriptor
 from frogzmq.errors import Mismatch, RankLost
@@ -92,6 +92,37 @@ def test_every_kind_gives_every_rank_what_it_is_due(make: Make, placement: list[
             assert got == [want if rank == root else None for rank in range(world)]
         barrier = Descriptor(OpKind.BARRIER, ReduceOp.NONE, "uint8", (0,))
         assert fabric.run([(barrier, b"")] * world) == [None] * world
+
+
+def uneven(kind: OpKind, world: int, count: int, root: int) -> Descriptor:
+    """A call with blocks of 0, 1, 2 ... times ``count`` elements."""
+    blocks = world * world if kind == OpKind.ALL_TO_ALL else world
+    splits = tuple(count * (n * 7 % 4) for n in range(blocks))
+    reduce = ReduceOp.SUM if kind == OpKind.REDUCE_SCATTER else ReduceOp.NONE
+    return Descriptor(kind, reduce, "float32", (sum(splits),), root, splits)
+
+
+@pytest.mark.parametrize("mode", [Mode.FAITHFUL, Mode.SHARD])
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+def test_every_rank_is_dealt_its_own(make: Make, placement: list[int], mode: Mode) -> None:
+    fabric = make(placement, mode, Order.MACHINE)
+    world, root = len(placement), len(placement) - 1
+    hosts = make_hosts({rank: PeerId(f"{host:016x}") for rank, host in enumerate(placement)})
+    none = ReduceOp.NONE
+    for count in (0, 3, 150_000):
+        for call in (
+            Descriptor(OpKind.GATHER, none, "float32", (count,), root),
+            Descriptor(OpKind.SCATTER, none, "float32", (count,), root),
+            Descriptor(OpKind.REDUCE_SCATTER, ReduceOp.SUM, "float32", (count * world,)),
+            Descriptor(OpKind.ALL_TO_ALL, none, "float32", (count * world,)),
+            uneven(OpKind.GATHER, world, count, root),
+            uneven(OpKind.ALL_GATHER, world, count, -1),
+            uneven(OpKind.REDUCE_SCATTER, world, count, -1),
+            uneven(OpKind.ALL_TO_ALL, world, count, -1),
+        ):
+            data = [values(rank, call.gives(rank, world) // 4).tobytes() for rank in range(world)]
+            want = results(call, data, [host.ranks for host in hosts])
+            assert fabric.run([(call, mine) for mine in data]) == want, call.describe()
 
 
 @pytest.mark.parametrize("placement", [[0, 0, 0], [0, 1, 1], [0, 1, 2]], ids=str)

@@ -54,21 +54,21 @@ def test_on_one_machine_a_reduction_needs_no_room_of_its_own(arena: Arena) -> No
     assert arena.usage()["leased_bytes"] == 4 * MIB
     for piece in range(plan.pieces):
         assert plane.fold(GID, 1, piece, False) is None
-    result = plane.result(GID, 1)
+    result = plane.result(GID, 1, 1)
     assert (result.seg, result.off) == where[0]
     assert (arena.view(result.seg, result.off, MIB).view(np.float32) == 10.0).all()
     assert plane.close(GID, 1) == [2, 0, 3, 1]
 
 
 def test_on_the_root_machine_a_broadcast_is_not_copied(arena: Arena) -> None:
-    for places in ("aaa", "bab"):
+    for places in ("aaa", "aab"):
         plane, plan = DataPlane(arena), plan_for(places, OpKind.BROADCAST, root=1)
         plane.open(GID, 1, plan, plan.root_host)
         where = contribute(arena, plane, 1, 1, 7.0)
         before = arena.usage()["leased_bytes"]
         for piece in range(plan.pieces):
             plane.fold(GID, 1, piece, False)
-        result = plane.result(GID, 1)
+        result = plane.result(GID, 1, 0)
         assert (result.seg, result.off) == where
         assert arena.usage()["leased_bytes"] == before
         assert plane.close(GID, 1) == [1]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.reference import from_values, reference
+from support.reference import from_values, reference, results
 
 from frogzmq.content.chunks import digest_chunk
 from frogzmq.dataplane.plane import DataPlane
-from frogzmq.descriptor import Descriptor
+from frogzmq.descriptor import ROOTED, SPLIT, Descriptor
 from frogzmq.dtypes import dtype_of
 from frogzmq.plan.plan import FOLDING, Plan, make_hosts
 from frogzmq.plan.strategy import make_plan
@@ -39,19 +39,21 @@ OPS = [
     (OpKind.BROADCAST, ReduceOp.NONE),
     (OpKind.ALL_GATHER, ReduceOp.NONE),
     (OpKind.BARRIER, ReduceOp.NONE),
+    (OpKind.GATHER, ReduceOp.NONE),
+    (OpKind.SCATTER, ReduceOp.NONE),
+    (OpKind.REDUCE_SCATTER, ReduceOp.AVG),
+    (OpKind.ALL_TO_ALL, ReduceOp.NONE),
 ]
 
 
 def make_inputs(descriptor: Descriptor, size: int, seed: int) -> list[np.ndarray]:
     """One uint8 array for each rank, with values that show in which order they were added."""
     rng, dtype = np.random.default_rng(seed), dtype_of(descriptor.dtype)
+    counts = [descriptor.gives(rank, size) // dtype.itemsize for rank in range(size)]
     if dtype.kind == "int":
-        values = [rng.integers(-(1 << 40), 1 << 40, descriptor.numel) for _ in range(size)]
+        values = [rng.integers(-(1 << 40), 1 << 40, count) for count in counts]
         return [v.astype(dtype.numpy).view(np.uint8) for v in values]
-    values = [
-        rng.normal(0, 1, descriptor.numel) * 10.0 ** rng.integers(-3, 4, descriptor.numel)
-        for _ in range(size)
-    ]
+    values = [rng.normal(0, 1, count) * 10.0 ** rng.integers(-3, 4, count) for count in counts]
     return [from_values(v.astype(np.float32), dtype).copy() for v in values]
 
 
@@ -94,7 +96,7 @@ class Machines:
         late = {early} if len(hosts) > 1 else set()
         for host in hosts:
             self.contribute_all(host, inputs, opens=host not in late)
-        parts = [(part, span.index) for part in plan.parts for span in plan.spans]
+        parts = [(part, span.index) for part in plan.parts for span in plan.cuts[part.index]]
         self.random.shuffle(parts)
         # Parts of the machine that opens late are made and sent after those of the others have arrived.
         parts.sort(key=lambda item: item[0].host in late)
@@ -120,7 +122,8 @@ class Machines:
         plan, ranks = self.plan, list(self.plan.hosts[host].ranks)
         self.random.shuffle(ranks)
         for index, rank in enumerate(ranks):
-            if plan.descriptor.kind != OpKind.BROADCAST or rank == plan.descriptor.root:
+            rooted = plan.descriptor.kind in (OpKind.BROADCAST, OpKind.SCATTER)
+            if not rooted or rank == plan.descriptor.root:
                 self.contribute(host, rank, inputs[rank])
             if index == 0 and opens:  # opened by the first rank that calls, as the core does
                 self.planes[host].open(GID, self.seq, plan, host)
@@ -135,24 +138,29 @@ class Machines:
                 assert digest is not None
                 self.send(host, target, Role.PART, part, span, digest)
 
-    def check(self, expected: bytes) -> None:
-        """Every machine that needs the result has it, where ``result`` says, and can pass its parts on."""
+    def check(self, expected: list[bytes | None]) -> None:
+        """Every rank's result stands where ``result`` says; a machine that needs none has none."""
         for host, (plane, arena) in enumerate(zip(self.planes, self.arenas, strict=True)):
-            if not self.plan.needs(host):
-                with pytest.raises(LookupError):
-                    plane.result(GID, self.seq)
-                continue
-            result = plane.result(GID, self.seq)
-            assert result.total == len(expected)
-            if result.total <= INLINE_BYTES:
-                assert result.inline == expected
-            elif arena is None:
-                assert (result.inline, result.seg) == (None, -1)
-            else:
-                assert result.inline is None
-                rank = ArenaMap(arena.paths)
-                assert bytes(rank.view(result.seg, result.off, result.total)) == expected
-            assert bytes(plane.result_bytes(GID, self.seq)) == expected
+            for rank in self.plan.hosts[host].ranks:
+                if not self.plan.needs(host):
+                    with pytest.raises(LookupError):
+                        plane.result(GID, self.seq, rank)
+                elif self.plan.interval(rank) is not None:
+                    self.check_rank(plane, arena, rank, expected[rank])
+
+    def check_rank(self, plane: DataPlane, arena: Arena | None, rank: int, expected: bytes | None) -> None:
+        assert expected is not None
+        result = plane.result(GID, self.seq, rank)
+        assert result.total == len(expected)
+        if result.total <= INLINE_BYTES:
+            assert result.inline == expected
+        elif arena is None:
+            assert (result.inline, result.seg) == (None, -1)
+            assert bytes(plane.result_bytes(GID, self.seq)[result.off :][: result.total]) == expected
+        else:
+            assert result.inline is None
+            mapped = ArenaMap(arena.paths)
+            assert bytes(mapped.view(result.seg, result.off, result.total)) == expected
 
     def close(self) -> None:
         """Everything is free again, and the ranks whose regions were used are named."""
@@ -170,8 +178,18 @@ class Machines:
                 assert arena.usage()["leased_bytes"] == 0
 
 
-def shape_of(kind: OpKind, nbytes: int, dtype: str) -> tuple[int, ...]:
-    return (0,) if kind == OpKind.BARRIER else (nbytes // dtype_of(dtype).itemsize,)
+def describe(
+    kind: OpKind, reduce: ReduceOp, dtype: str, nbytes: int, root: int, world: int, uneven: bool
+) -> Descriptor:
+    count = 0 if kind == OpKind.BARRIER else nbytes // dtype_of(dtype).itemsize
+    if kind in SPLIT and uneven:
+        blocks = world * world if kind == OpKind.ALL_TO_ALL else world
+        rng = random.Random(nbytes)
+        splits = tuple(rng.choice([0, count // 2, count]) for _ in range(blocks))
+        return Descriptor(kind, reduce, dtype, (sum(splits),), root, splits)
+    if kind in (OpKind.REDUCE_SCATTER, OpKind.ALL_TO_ALL):
+        count *= world
+    return Descriptor(kind, reduce, dtype, (count,), root)
 
 
 @pytest.mark.parametrize("mode", [Mode.FAITHFUL, Mode.SHARD])
@@ -185,17 +203,17 @@ def test_every_kind_matches_the_reference(
         Arena(tmp_path / f"shm{i}", max_bytes=64 << 20, fallback=tmp_path / f"disk{i}", warn=print)
         for i in range(len(hosts))
     ]
-    rooted = kind in (OpKind.REDUCE, OpKind.BROADCAST)
     for dtype in ("float32", "int64", "bfloat16"):
         if dtype == "int64" and reduce == ReduceOp.AVG:
             continue
         for case, nbytes in enumerate((0, 8, 3 * CHUNK + 1000, INLINE_BYTES + 3 * CHUNK + 200)):
-            root = case % len(places) if rooted else -1
+            root = case % len(places) if kind in ROOTED else -1
             order = Order.RANK if case == 2 else Order.MACHINE
-            descriptor = Descriptor(kind, reduce, dtype, shape_of(kind, nbytes, dtype), root)
+            uneven = dtype != "float32"
+            descriptor = describe(kind, reduce, dtype, nbytes, root, len(places), uneven)
             plan = make_plan(descriptor, hosts, mode, order, chunk_bytes=CHUNK, small_bytes=0)
             inputs = make_inputs(descriptor, len(places), case)
-            expected = reference(descriptor, inputs, [host.ranks for host in hosts], order)
+            expected = results(descriptor, inputs, [host.ranks for host in hosts], order)
             for backing in (arenas, [None] * len(hosts)):
                 machines = Machines(plan, list(backing), seed=case)
                 machines.run(inputs, early=case % len(hosts))

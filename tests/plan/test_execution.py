@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given as draws
+from hypothesis import settings
 from hypothesis import strategies as st
 from support.plans import Paper, plans
-from support.reference import reference
+from support.reference import reference, results
 from support.samples import cells, sample
 
 from frogzmq.descriptor import Descriptor
@@ -39,21 +40,46 @@ def expected(plan: Plan, inputs: list[np.ndarray]) -> bytes:
     return reference(plan.descriptor, inputs, [host.ranks for host in plan.hosts], plan.order)
 
 
-def needy(plan: Plan) -> list[int]:
-    return [host for host in range(len(plan.hosts)) if plan.needs(host)]
+def given(plan: Plan, seed: int) -> list[np.ndarray]:
+    dtype = dtype_of(plan.descriptor.dtype)
+    sizes = [plan.descriptor.gives(rank, plan.size) // dtype.itemsize for rank in range(plan.size)]
+    return [sample(dtype, size, seed + rank) for rank, size in enumerate(sizes)]
 
 
 @settings(max_examples=150, deadline=None)
-@given(plans(dtypes=("float32", "bfloat16", "int8", "float64")), st.integers(0, 1 << 30))
+@draws(plans(dtypes=("float32", "bfloat16", "int8", "float64")), st.integers(0, 1 << 30))
 def test_every_plan_gives_the_reference_result(plan, seed):
-    numel = plan.descriptor.numel
-    inputs = [sample(dtype_of(plan.descriptor.dtype), numel, seed + rank) for rank in range(plan.size)]
+    inputs = given(plan, seed)
     paper = carry_out(plan, inputs)
-    assert {paper.result(host) for host in needy(plan)} == {expected(plan, inputs)}
+    ranks = [rank for rank in range(plan.size) if plan.interval(rank) is not None]
+    wanted = results(plan.descriptor, inputs, [host.ranks for host in plan.hosts], plan.order)
+    assert [paper.result(rank) for rank in ranks] == [wanted[rank] for rank in ranks]
+    assert [r for r in range(plan.size) if wanted[r] is not None] == ranks
+    for rank in ranks:
+        assert len(paper.result(rank)) == plan.descriptor.gets(rank, plan.size)
+
+
+DEALT_OUT = (OpKind.GATHER, OpKind.SCATTER, OpKind.REDUCE_SCATTER, OpKind.ALL_TO_ALL)
+
+
+@settings(max_examples=150, deadline=None)
+@draws(plans(kinds=DEALT_OUT), st.integers(0, 1 << 30))
+def test_only_what_another_machine_reads_crosses_to_it_and_once(plan, seed):
+    """Every machine receives exactly what its ranks read of others, folded per machine where it can be."""
+    descriptor, world = plan.descriptor, plan.size
+    paper = carry_out(plan, given(plan, seed))
+    for index, host in enumerate(plan.hosts):
+        foreign = [part for part in plan.parts if part.host != index]
+        if descriptor.kind == OpKind.GATHER:
+            least = sum(descriptor.gives(p.ranks[0], world) for p in foreign) if plan.needs(index) else 0
+        else:
+            blocks = [descriptor.blocks(part.ranks[0], world) for part in foreign]
+            least = sum(row[rank] for row in blocks for rank in host.ranks)
+        assert paper.received[index] == least == plan.arriving[index]
 
 
 @settings(max_examples=100, deadline=None)
-@given(
+@draws(
     st.sampled_from(cells()),
     st.lists(st.integers(0, 3), min_size=1, max_size=6),
     st.sampled_from([Order.MACHINE, Order.RANK]),
@@ -66,7 +92,7 @@ def test_modes_give_the_same_bits_for_every_cell(cell, machines, order, numel, s
     descriptor = Descriptor(OpKind.ALL_REDUCE, op, dtype.name, (numel,))
     hosts = placed(*machines)
     shares = [1.0 + (host * 7 + seed) % 3 for host in range(len(hosts))]
-    results = set()
+    found = set()
     for mode, chunk in (
         (Mode.FAITHFUL, 1 << 20),
         (Mode.FAITHFUL, 640),
@@ -75,8 +101,8 @@ def test_modes_give_the_same_bits_for_every_cell(cell, machines, order, numel, s
     ):
         plan = make_plan(descriptor, hosts, mode, order, chunk_bytes=chunk, small_bytes=0, shares=shares)
         paper = carry_out(plan, inputs)
-        results |= {paper.result(host) for host in range(len(hosts))}
-    assert results == {expected(plan, inputs)}
+        found |= {paper.result(rank) for rank in range(len(machines))}
+    assert found == {expected(plan, inputs)}
 
 
 def test_orders_differ_in_bits_and_placement_matters_only_for_machine_order():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from bisect import bisect_right
+from itertools import accumulate, pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.plans import itemsize, plans
 
@@ -37,33 +38,77 @@ def plan_of(kind=OpKind.ALL_REDUCE, *, sizes=(1, 1, 1), numel=6144, mode=Mode.SH
 
 @given(plans(dtypes=DTYPES))
 def test_spans_cover_every_part_once(plan):
-    spans = plan.spans
-    assert [span.index for span in spans] == list(range(len(spans)))
-    assert (spans[0].start, spans[-1].stop) == (0, plan.part_nbytes)
-    assert all(a.stop == b.start for a, b in pairwise(spans))
-    assert all(span.start < span.stop for span in spans) or plan.part_nbytes == 0
-    assert all(0 <= span.owner < len(plan.hosts) for span in spans)
+    assert len(plan.cuts) == len(plan.parts)
+    for spans, nbytes in zip(plan.cuts, plan.part_nbytes, strict=True):
+        assert [span.index for span in spans] == list(range(len(spans)))
+        assert (spans[0].start, spans[-1].stop) == (0, nbytes)
+        assert all(a.stop == b.start for a, b in pairwise(spans))
+        assert all(0 <= span.owner < len(plan.hosts) for span in spans)
+        empty = sum(span.start == span.stop for span in spans)
+        assert empty == (nbytes == 0) or (plan.layout is not None and empty < len(plan.hosts) + 1)
 
 
 @given(plans(dtypes=DTYPES))
 def test_spans_hold_whole_elements_and_begin_at_cache_lines(plan):
-    for span in plan.spans:
-        assert span.start % ALIGN == 0
-        assert (span.stop - span.start) % itemsize(plan) == 0
+    for spans in plan.cuts:
+        for span in spans:
+            assert span.start % (ALIGN if plan.layout is None else itemsize(plan)) == 0
+            assert (span.stop - span.start) % itemsize(plan) == 0
 
 
 @given(plans())
-def test_pieces_cover_the_result_once(plan):
-    ranges = [plan.bounds(piece) for piece in range(plan.pieces)]
-    assert ranges[0][0] == 0
-    assert ranges[-1][1] == plan.result_nbytes
-    assert all(a[1] == b[0] for a, b in pairwise(ranges))
+def test_pieces_cover_what_each_rank_reads_once(plan):
+    for rank in range(plan.size):
+        interval, size = plan.interval(rank), plan.descriptor.gets(rank, plan.size)
+        assert (interval is None) == (size < 0)
+        if interval is None:
+            continue
+        ranges = [plan.bounds(piece) for piece in range(interval.first, interval.last)]
+        assert interval.stop - interval.start == size
+        assert [interval.start, *(stop for _, stop in ranges)] == [
+            *(start for start, _ in ranges),
+            interval.stop,
+        ]
+
+
+@given(plans())
+def test_a_machine_makes_room_for_its_own_ranks_only(plan):
+    for index, host in enumerate(plan.hosts):
+        reads = {i for rank in host.ranks if (i := plan.interval(rank)) is not None}
+        room = plan.result_nbytes(index)
+        assert all(i.stop <= room for i in reads)
+        if plan.layout is None or (plan.descriptor.kind == OpKind.SCATTER and index == plan.root_host):
+            continue  # there the result is the root's own contribution
+        assert room == sum(i.stop - i.start for i in reads)
+
+
+@given(plans())
+def test_dealt_out_spans_do_not_cross_borders_and_go_to_their_reader_alone(plan):
+    kinds = (OpKind.SCATTER, OpKind.REDUCE_SCATTER, OpKind.ALL_TO_ALL)
+    assume(plan.descriptor.kind in kinds)
+    for part in plan.parts:
+        ends = list(accumulate(plan.descriptor.blocks(part.ranks[0], plan.size)))
+        for span in plan.cuts[part.index]:
+            if span.start < span.stop:
+                reader = bisect_right(ends, span.start)
+                assert span.stop <= ends[reader]
+                assert reader in plan.hosts[span.owner].ranks
+            assert plan.folders(plan.piece_of(part.index, span.index)) == (span.owner,)
+
+
+@given(plans())
+def test_every_machine_hears_of_every_part_that_it_could_get_something_of(plan):
+    if plan.layout is None or plan.descriptor.kind == OpKind.GATHER:
+        return
+    for part, spans in enumerate(plan.cuts):
+        heard = {h for span in spans for h in plan.folders(plan.piece_of(part, span.index))}
+        assert heard == set(range(len(plan.hosts)))
 
 
 @given(plans())
 def test_every_part_chunk_goes_into_exactly_one_piece(plan):
     used = [source for piece in range(plan.pieces) for source in plan.sources(piece)]
-    assert sorted(used) == [(part.index, span.index) for part in plan.parts for span in plan.spans]
+    assert sorted(used) == [(part.index, span.index) for part in plan.parts for span in plan.cuts[part.index]]
     for piece in range(plan.pieces):
         assert all(plan.piece_of(part, span) == piece for part, span in plan.sources(piece))
 
@@ -74,7 +119,8 @@ def test_every_piece_reaches_every_machine_that_needs_it(plan):
         folders, receivers = plan.folders(piece), plan.receivers(piece)
         assert folders
         assert len({*folders, *receivers}) == len(folders) + len(receivers), "nobody gets it twice"
-        assert {h for h in range(len(plan.hosts)) if plan.needs(h)} <= {*folders, *receivers}
+        needy = {h for h in range(len(plan.hosts)) if plan.needs(h)}
+        assert needy <= {*folders, *receivers} or plan.layout is not None
         assert all(plan.needs(host) for host in receivers)
         assert not receivers or plan.sender(piece) in folders
 
@@ -93,13 +139,13 @@ def test_parts_are_pushed_to_those_who_fold_them_and_to_nobody_else(plan):
 def test_parts_hold_every_rank_once_and_stay_on_their_machine(plan):
     ranks = [rank for part in plan.parts for rank in part.ranks]
     assert [part.index for part in plan.parts] == list(range(len(plan.parts)))
-    if plan.descriptor.kind == OpKind.BROADCAST:
+    if plan.descriptor.kind in (OpKind.BROADCAST, OpKind.SCATTER):
         assert ranks == [plan.descriptor.root]
     else:
         assert sorted(ranks) == list(range(plan.size))
     for part in plan.parts:
         assert set(part.ranks) <= set(plan.hosts[part.host].ranks)
-    if plan.order == Order.RANK or plan.gathers or len(plan.hosts) == 1:
+    if plan.order == Order.RANK or plan.fan_in == 1 or len(plan.hosts) == 1:
         assert ranks == sorted(ranks)
 
 
@@ -142,6 +188,7 @@ def test_no_bytes_are_still_one_span():
         (OpKind.ALL_REDUCE, 3, 1001, Mode.SHARD),
         (OpKind.BROADCAST, 3, 1001, Mode.SHARD),
         (OpKind.ALL_GATHER, 9, 1 << 20, Mode.FAITHFUL),
+        (OpKind.ALL_TO_ALL, 9, 1 << 20, Mode.FAITHFUL),
     ],
 )
 def test_auto_chooses_by_size_and_machines(kind, hosts, nbytes, expected):
@@ -188,4 +235,4 @@ def test_a_root_outside_the_group_is_named(kind):
 def test_all_gather_is_not_cut_by_owner():
     plan = plan_of(OpKind.ALL_GATHER, numel=1000)
     assert len(plan.spans) == 1
-    assert plan.result_nbytes == 3000
+    assert plan.result_nbytes(0) == 3000

@@ -19,7 +19,7 @@ from frogzmq.client import Client
 from frogzmq.descriptor import Descriptor
 from frogzmq.errors import FrogError
 from frogzmq.sim.cluster import Cluster
-from frogzmq.types import Mode, OpKind, Order
+from frogzmq.types import Mode, Order
 from frogzmq.wire.messages import GroupOptions, JoinGroup, Member
 
 WAIT_S = 30.0
@@ -152,18 +152,12 @@ class ZmqFabric:
 
     def _call(self, rank: int, descriptor: Descriptor, data: bytes) -> Result:
         world = len(self.placement)
-        gives = descriptor.kind != OpKind.BROADCAST or rank == descriptor.root
-        takes = {
-            OpKind.BARRIER: False,
-            OpKind.REDUCE: rank == descriptor.root,
-            OpKind.BROADCAST: rank != descriptor.root,
-        }.get(descriptor.kind, True)
-        size = descriptor.nbytes * (world if descriptor.kind == OpKind.ALL_GATHER else 1)
-        sink = np.zeros(size, np.uint8)
+        gives, gets = descriptor.gives(rank, world), descriptor.gets(rank, world)
+        sink = np.zeros(max(gets, 0), np.uint8)
         src = np.frombuffer(data, np.uint8) if gives else None
-        op = self.groups[rank].post(descriptor, src, [sink] if takes else [])
+        op = self.groups[rank].post(descriptor, src, [sink] if gets >= 0 else [])
         op.wait(WAIT_S)
-        return sink.tobytes() if takes else None
+        return sink.tobytes() if gets >= 0 else None
 
     def run(self, calls: Sequence[tuple[Descriptor, bytes] | None]) -> list[Result]:
         return self._each(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from hypothesis import strategies as st
 
-from frogzmq.descriptor import Descriptor
+from frogzmq.descriptor import ROOTED, SPLIT, Descriptor
 from frogzmq.dtypes import dtype_of
 from frogzmq.plan.plan import FOLDING, Plan, make_hosts
 from frogzmq.plan.strategy import make_plan
@@ -19,22 +20,41 @@ Fold = Callable[[Sequence[np.ndarray], int], np.ndarray]
 
 
 @st.composite
+def descriptors(draw: st.DrawFn, kind: OpKind, size: int, dtype: str = "float32") -> Descriptor:
+    """Any call of ``kind`` in a group of ``size`` ranks, even or uneven."""
+    root = draw(st.integers(0, size - 1)) if kind in ROOTED else -1
+    reduce = draw(st.sampled_from([ReduceOp.SUM, ReduceOp.MAX])) if kind in FOLDING else ReduceOp.NONE
+    most = 3000 if size <= 8 else 20
+    if kind in SPLIT and draw(st.booleans()):
+        count = size * size if kind == OpKind.ALL_TO_ALL else size
+        sizes = st.just(0) | st.integers(0, max(1, most // size))
+        if count <= 64:
+            splits = tuple(draw(st.lists(sizes, min_size=count, max_size=count)))
+        else:
+            rng, top = random.Random(draw(st.integers(0, 1 << 30))), draw(st.integers(1, 8))
+            splits = tuple(max(0, rng.randint(-top, top)) for _ in range(count))
+        return Descriptor(kind, reduce, dtype, (sum(splits),), root, splits)
+    numel = 0 if kind == OpKind.BARRIER else draw(st.integers(0, 40) | st.integers(0, most))
+    if kind in (OpKind.REDUCE_SCATTER, OpKind.ALL_TO_ALL):
+        numel = numel // size * size
+    return Descriptor(kind, reduce, dtype, (numel,), root)
+
+
+@st.composite
 def plans(
-    draw: st.DrawFn, kinds: Sequence[OpKind] = tuple(OpKind)[:5], dtypes: Sequence[str] = ("float32",)
+    draw: st.DrawFn, kinds: Sequence[OpKind] = tuple(OpKind), dtypes: Sequence[str] = ("float32",)
 ) -> Plan:
-    """Any plan of up to eight ranks on up to five machines."""
-    size = draw(st.integers(1, 8))
+    """Any plan of up to eight ranks on up to five machines, or up to 64 of few bytes."""
+    size = draw(st.integers(1, 8) | st.sampled_from([15, 33, 64]))
     places = {rank: PeerId(f"{draw(st.integers(0, 4)):016x}") for rank in range(size)}
     hosts = make_hosts(places)
     kind = draw(st.sampled_from(list(kinds)))
-    root = draw(st.integers(0, size - 1)) if kind in (OpKind.BROADCAST, OpKind.REDUCE) else -1
-    reduce = draw(st.sampled_from([ReduceOp.SUM, ReduceOp.MAX])) if kind in FOLDING else ReduceOp.NONE
-    numel = 0 if kind == OpKind.BARRIER else draw(st.integers(0, 40) | st.integers(0, 3000))
+    dtype = draw(st.sampled_from(list(dtypes)))
     shares = draw(
         st.none() | st.lists(st.just(0.0) | st.floats(0, 9), min_size=len(hosts), max_size=len(hosts))
     )
     return make_plan(
-        Descriptor(kind, reduce, draw(st.sampled_from(list(dtypes))), (numel,), root),
+        draw(descriptors(kind, size, dtype)),
         hosts,
         draw(st.sampled_from(Mode)),
         draw(st.sampled_from([Order.MACHINE, Order.RANK])),
@@ -56,12 +76,15 @@ class Paper:
         self._give_parts(inputs)
         self._fold_pieces()
 
-    def result(self, host: int) -> bytes:
-        """The machine's result; KeyError where a piece never reached it."""
-        out = np.full(self.plan.result_nbytes, 0xA5, np.uint8)
-        for piece in range(self.plan.pieces):
-            start, stop = self.plan.bounds(piece)
-            out[start:stop] = self._results[host, piece]
+    def result(self, rank: int) -> bytes:
+        """What the rank reads; KeyError where a piece of it never reached its machine."""
+        plan, interval = self.plan, self.plan.interval(rank)
+        host = next(i for i, host in enumerate(plan.hosts) if rank in host.ranks)
+        assert interval is not None
+        out = np.full(interval.stop - interval.start, 0xA5, np.uint8)
+        for piece in range(interval.first, interval.last):
+            start, stop = plan.bounds(piece)
+            out[start - interval.start : stop - interval.start] = self._results[host, piece]
         return out.tobytes()
 
     def _move(self, source: int, target: int, data: np.ndarray) -> None:
@@ -70,7 +93,7 @@ class Paper:
 
     def _give_parts(self, inputs: Sequence[np.ndarray]) -> None:
         for part in self.plan.parts:
-            for span in self.plan.spans:
+            for span in self.plan.cuts[part.index]:
                 chunks = [inputs[rank][span.start : span.stop] for rank in part.ranks]
                 data = self.fold(chunks, 0)
                 self._parts[part.host, part.index, span.index] = data

@@ -7,6 +7,7 @@ dtype table with the package.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -21,7 +22,10 @@ def reference(
     hosts: Sequence[Sequence[int]],
     order: Order = Order.MACHINE,
 ) -> bytes:
-    """The result's bytes. ``inputs[r]`` is what rank r gives; ``hosts`` lists each machine's ranks."""
+    """The result's bytes, as one rank reads them; of dealt kinds all ranks' results, one after the other.
+
+    ``inputs[r]`` is what rank r gives; ``hosts`` lists each machine's ranks.
+    """
     kind, dtype = descriptor.kind, dtype_of(descriptor.dtype)
     raw = [
         np.frombuffer(x, np.uint8) if isinstance(x, bytes) else x.reshape(-1).view(np.uint8) for x in inputs
@@ -30,8 +34,12 @@ def reference(
         return b""
     if kind == OpKind.BROADCAST:
         return raw[descriptor.root].tobytes()
-    if kind == OpKind.ALL_GATHER:
+    if kind == OpKind.SCATTER:
+        return raw[descriptor.root].tobytes()
+    if kind in (OpKind.ALL_GATHER, OpKind.GATHER):
         return b"".join(x.tobytes() for x in raw)
+    if kind == OpKind.ALL_TO_ALL:
+        return b"".join(each_rank(descriptor, raw))
     op = descriptor.reduce
     divide_by = len(raw) if op == ReduceOp.AVG else 0
     machines = sorted((sorted(ranks) for ranks in hosts), key=lambda ranks: ranks[0])
@@ -39,6 +47,47 @@ def reference(
         return level([raw[rank] for rank in range(len(raw))], dtype, op, divide_by).tobytes()
     parts = [level([raw[rank] for rank in ranks], dtype, op) for ranks in machines]
     return level(parts, dtype, op, divide_by).tobytes()
+
+
+def each_rank(descriptor: Descriptor, raw: Sequence[np.ndarray]) -> list[bytes]:
+    """What each rank gets of an all_to_all."""
+    world, itemsize = len(raw), dtype_of(descriptor.dtype).itemsize
+    even = descriptor.numel // world
+    matrix = np.array(descriptor.splits or [even] * world**2).reshape(world, world) * itemsize
+    starts = np.concatenate([np.zeros((world, 1), int), matrix.cumsum(axis=1)], axis=1)
+    return [
+        b"".join(raw[s][starts[s, d] : starts[s, d + 1]].tobytes() for s in range(world))
+        for d in range(world)
+    ]
+
+
+def results(
+    descriptor: Descriptor,
+    inputs: Sequence[bytes | np.ndarray],
+    hosts: Sequence[Sequence[int]],
+    order: Order = Order.MACHINE,
+) -> list[bytes | None]:
+    """What each rank reads; None where it gets no data."""
+    kind, world = descriptor.kind, len(inputs)
+    whole = reference(descriptor, inputs, hosts, order)
+    if kind == OpKind.BARRIER:
+        return [None] * world
+    if kind in (OpKind.REDUCE, OpKind.GATHER):
+        return [whole if rank == descriptor.root else None for rank in range(world)]
+    if kind == OpKind.BROADCAST:
+        return [None if rank == descriptor.root else whole for rank in range(world)]
+    if kind not in (OpKind.SCATTER, OpKind.REDUCE_SCATTER, OpKind.ALL_TO_ALL):
+        return [whole] * world
+    itemsize = dtype_of(descriptor.dtype).itemsize
+    if kind == OpKind.SCATTER:
+        sizes = [descriptor.numel] * world
+    elif kind == OpKind.REDUCE_SCATTER:
+        sizes = list(descriptor.splits) or [descriptor.numel // world] * world
+    else:
+        matrix = np.array(descriptor.splits or [descriptor.numel // world] * world**2)
+        sizes = matrix.reshape(world, world).sum(axis=0).tolist()
+    ends = np.cumsum([0, *sizes]) * itemsize
+    return [whole[start:stop] for start, stop in pairwise(ends)]
 
 
 def level(inputs: Sequence[np.ndarray], dtype: DType, op: ReduceOp, divide_by: int = 0) -> np.ndarray:

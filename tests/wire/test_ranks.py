@@ -100,7 +100,7 @@ def test_the_largest_post_and_result_fit() -> None:
         (ranks.encode_post(1, 1, F, 0, 0, N, N, DESCRIPTOR), "inline Post says 32 of 32 bytes and has 0"),
         (ranks.encode_post(1, 1, F, 0, 0, N, N - 1, DESCRIPTOR, PAYLOAD), "inline Post says 31 of 32"),
         (ranks.encode_post(1, 1, F, 0, 0, 40000, 40000, DESCRIPTOR, bytes(40000)), "limit 32768"),
-        (ranks.encode_post(1, 1, 0, 0, 0, 1, 1, bytes(limits.DESCRIPTOR_BYTES + 1)), "descriptor of 49153 bytes"),
+        (ranks.encode_post(1, 1, 0, 0, 0, 1, 1, bytes((48 << 10) + 1)), "descriptor of 49153 bytes"),
         (ranks.encode_post(1, 1, 0, 0, 0, 1, 1, DESCRIPTOR)[:-1], "descriptor of 29 bytes in a datagram"),
         (ranks.encode_result(1, 0, L, 0, 0, 1, 1), "Result of op 0"),
         (ranks.encode_result(1, 1, L, 0, 0, 1, 2), "flags 4, 1 of 2 bytes ready"),
