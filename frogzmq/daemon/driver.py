@@ -144,6 +144,8 @@ class Driver:
         """A chunk came in: check it, here or in a thread, before the core hears of it."""
         if not self.core.accepts(peer, header):
             self.feed(ChunkReceived(peer, header))
+        elif header.role == Role.MAIL:
+            self.mail.arrived(peer, header, payload)
         elif header.size <= INLINE_WORK_BYTES:
             self._checked(peer, header, payload, matches(payload, header.digest))
         else:
@@ -161,10 +163,6 @@ class Driver:
         if not good:
             log.warning("a chunk of op %d from %s does not match its digest: dropped", header.seq, peer)
             self.feed(ChunkRejected(peer, header))
-            return
-        if header.role == Role.MAIL:
-            self.mail.buffers.place(header, payload)
-            self.feed(ChunkReceived(peer, header))
             return
         opened = self.ops.get((header.gid, header.seq))
         if opened is not None and opened.plan.descriptor.digest(header.seq)[:8] != header.descriptor:

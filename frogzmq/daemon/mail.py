@@ -10,13 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from frogzmq.content.chunks import matches
 from frogzmq.daemon.rankconn import Connection, Seat
 from frogzmq.daemon.ranks import RankService
 from frogzmq.daemon.workers import Workers
 from frogzmq.dataplane.mailbuffers import MailBuffers
 from frogzmq.dtypes import dtype_of
 from frogzmq.errors import StoreFull, WireError
-from frogzmq.machine import Effect, Event
+from frogzmq.machine import ChunkReceived, ChunkRejected, Effect, Event
 from frogzmq.mailing import (
     ANY_RANK,
     AskBytes,
@@ -36,9 +39,10 @@ from frogzmq.mailing import (
 )
 from frogzmq.proto.peer import PeerCore
 from frogzmq.store.index import Extent
-from frogzmq.types import Digest, GroupId
+from frogzmq.types import Digest, GroupId, PeerId
 from frogzmq.wire import limits, ranks
 from frogzmq.wire.limits import EXPLAIN_CHARS, clip
+from frogzmq.wire.messages import ChunkHeader
 
 log = logging.getLogger("frogzmq.mail")
 
@@ -198,6 +202,37 @@ class MailDesk:
         if seat is not None:
             self.feed(MailRead(seat.gid, seat.rank, read.n))
 
+    # ---------------------------------------------------------------------- chunks
+    def arrived(self, peer: PeerId, header: ChunkHeader, payload: memoryview) -> None:
+        """A chunk came that the core accepts: check it and put it in its place, here or in a thread."""
+        if header.size <= INLINE_WORK_BYTES:
+            good = matches(payload, header.digest)
+            if good:
+                self.buffers.place(header, payload)
+            self.feed(ChunkReceived(peer, header) if good else ChunkRejected(peer, header))
+            return
+        target = self.buffers.target(header)
+
+        def task() -> bool:
+            good = matches(payload, header.digest)
+            if good and target is not None:  # while it is in the cache
+                np.copyto(target, np.frombuffer(payload, np.uint8))
+            return good
+
+        self.workers.submit(header.seq, (self._checked, (peer, header, payload, target is not None)), task)
+
+    def _checked(self, chunk: tuple[PeerId, ChunkHeader, memoryview, bool], good: bool) -> None:
+        peer, header, payload, placed = chunk
+        if placed:
+            self.buffers.settled(header)
+        if not good:
+            log.warning("a chunk of a message from %s does not match its digest: dropped", peer)
+            self.feed(ChunkRejected(peer, header))
+            return
+        if not placed and self.core.accepts(peer, header):
+            self.buffers.place(header, payload)
+        self.feed(ChunkReceived(peer, header))
+
     # --------------------------------------------------------------------- effects
     def _ask(self, effect: AskBytes) -> None:
         sent = self._sent.get(effect.key)
@@ -224,12 +259,15 @@ class MailDesk:
         try:
             self.buffers.open(effect.key, effect.size, effect.chunk_bytes)
         except StoreFull as error:
-            group = self.core.groups.get(effect.key.gid)
-            if group is not None:
-                effects: list[Effect] = []
-                text = f"machine {self.core.me.name}, message from rank {effect.key.src}: {error}"
-                group.fail(group.mail.first(), "StoreFull", text, self.clock(), effects)
-                self.carry_out(effects)
+            self._no_room(effect.key, error)
+
+    def _no_room(self, key: MailKey, error: StoreFull) -> None:
+        group = self.core.groups.get(key.gid)
+        if group is not None:
+            effects: list[Effect] = []
+            text = f"machine {self.core.me.name}, message from rank {key.src}: {error}"
+            group.fail(group.mail.first(), "StoreFull", text, self.clock(), effects)
+            self.carry_out(effects)
 
     def _deliver(self, effect: DeliverMail) -> None:
         key = effect.key
@@ -242,7 +280,12 @@ class MailDesk:
                 seat.handle, effect.n, flags, key.src, 0, 0, effect.size, effect.size, data
             )
         else:
-            place, flags = self.buffers.where(key), ranks.FINAL if effect.upto == effect.size else 0
+            try:
+                place = self.buffers.where(key)
+            except StoreFull as error:
+                self._no_room(key, error)
+                return
+            flags = ranks.FINAL if effect.upto == effect.size else 0
             datagram = ranks.encode_arrived(
                 seat.handle, effect.n, flags, key.src, place.seg, place.off, effect.upto, effect.size
             )

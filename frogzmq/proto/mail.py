@@ -105,7 +105,7 @@ class Mail:
         letter = self.outbox.letter(key)
         if letter is not None:
             letter.ready = max(letter.ready, ready)
-            self.outbox.make(letter, out)
+            self.outbox.grown(letter, out)
 
     def receive(self, event: ReceivePosted, now: float, out: list[Effect]) -> None:
         """A local rank wants a message."""
@@ -302,7 +302,7 @@ class Mail:
         self.here = {key: letter for key, letter in self.here.items() if key in kept}
         self.matched = reading
         self.outbox.close(out)
-        self.inbox.close(out)
+        self.inbox.close(kept, out)
         self.boxes = {rank: Mailbox() for rank in self.boxes}
         self.readers = {rank: _Reader() for rank in self.readers}
 

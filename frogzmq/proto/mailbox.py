@@ -53,6 +53,7 @@ class Letter:
     next: int = 0
     """Sent: chunks handed out for hashing."""
     digests: dict[int, Digest] = field(default_factory=dict)
+    offered: bool = False
     wanted: bool = False
     asked: bool = False
     cost: int = 0

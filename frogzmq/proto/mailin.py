@@ -15,7 +15,7 @@ from frogzmq.mailing import CloseMail, MailKey, OpenMail
 from frogzmq.proto.mailbox import Letter
 from frogzmq.proto.mailout import LETTER_BYTES, SLOWEST, early_room
 from frogzmq.types import PeerId
-from frogzmq.wire.limits import INLINE_BYTES, MAIL_ITEMS, MAIL_WINDOW
+from frogzmq.wire.limits import MAIL_ITEMS, MAIL_WINDOW
 from frogzmq.wire.mail import read_address, split_seq
 from frogzmq.wire.messages import ChunkHeader, MailAsk, MailOffer, MailSeen, MailWant
 
@@ -84,42 +84,48 @@ class Inbox:
         dst, n = split_seq(header.seq)
         if not self._sent_by(peer, header.part, dst) or n < 1:
             return False
-        letter = self.letters.get(MailKey(self.group.gid, header.part, dst, n))
-        if letter is not None:
-            return self._due(letter, header)
         pair = self.pairs.get((header.part, dst))
-        early, known, stash = (pair.early, pair.known, pair.stash) if pair is not None else (0, 0, {})
-        room = early_room(self.group, self.group.here)
-        return (
-            header.index == 0
-            and header.size <= INLINE_BYTES
-            and known < n <= known + MAIL_WINDOW
-            and n not in stash
-            and early + header.size + LETTER_BYTES <= room
-        )
+        letter = self.letters.get(MailKey(self.group.gid, header.part, dst, n))
+        if letter is None and pair is not None:
+            letter = pair.stash.get(n)
+        if letter is not None:
+            return self._due(letter, header, pair)
+        known = pair.known if pair is not None else 0
+        return known < n <= known + MAIL_WINDOW and self._fits(header, pair)
 
-    def _due(self, letter: Letter, header: ChunkHeader) -> bool:
+    def _fits(self, header: ChunkHeader, pair: _Pair | None) -> bool:
+        """Whether there is room for a whole message that came unasked."""
+        early = pair.early if pair is not None else 0
+        room = early_room(self.group, self.group.here)
+        small = header.size <= self.group.settings.chunk_bytes
+        return header.index == 0 and small and early + header.size + LETTER_BYTES <= room
+
+    def _due(self, letter: Letter, header: ChunkHeader, pair: _Pair | None) -> bool:
+        if letter.complete or read_address(header.descriptor) != (letter.tag, letter.dtype):
+            return False
+        if letter.have is None:
+            return header.size == letter.size and not letter.lost and self._fits(header, pair)
         step = self.group.settings.chunk_bytes
         return (
-            letter.have is not None
-            and header.index < letter.chunks
+            header.index < letter.chunks
             and header.size == min(step, letter.size - header.index * step)
             and not letter.have[header.index]
-            and read_address(header.descriptor) == (letter.tag, letter.dtype)
         )
 
     def chunk(self, header: ChunkHeader, now: float, out: list[Effect]) -> Letter | None:
         """A verified chunk that ``accepts`` said yes to: the message whose bytes have grown, if one has."""
         dst, n = split_seq(header.seq)
         key = MailKey(self.group.gid, header.part, dst, n)
-        letter = self.letters.get(key)
+        pair = self.pairs.setdefault((key.src, key.dst), _Pair())
+        letter = self.letters.get(key) or pair.stash.get(n)
         if letter is None:
             tag, dtype = read_address(header.descriptor)
-            letter = Letter(key, tag, dtype, header.size, now, False, ready=header.size)
-            letter.cost = header.size + LETTER_BYTES
+            cost = header.size + LETTER_BYTES
+            letter = Letter(key, tag, dtype, header.size, now, False, ready=header.size, cost=cost)
             self._learn(letter, now, out)
             return None
-        assert letter.have is not None
+        if letter.have is None:
+            return self._whole(letter, pair)
         letter.have[header.index] = 1
         letter.left -= 1
         letter.repair_at = now + self.group.settings.repair_after_s
@@ -131,6 +137,14 @@ class Inbox:
         if letter.left == 0:
             letter.repair_at = float("inf")
             self._took(letter, now, out)
+        return letter
+
+    def _whole(self, letter: Letter, pair: _Pair) -> Letter:
+        """A message that was offered comes whole before it was asked for."""
+        letter.ready, letter.cost = letter.size, letter.size + LETTER_BYTES
+        pair.early += letter.cost
+        if letter in self.queue:
+            self.queue.remove(letter)
         return letter
 
     def _learn(self, letter: Letter, now: float, out: list[Effect]) -> None:
@@ -267,10 +281,10 @@ class Inbox:
         """Messages of these ranks whose bytes are not all here."""
         return [letter for letter in self.letters.values() if letter.key.src in srcs and not letter.complete]
 
-    def close(self, out: list[Effect]) -> None:
-        """Forget everything that is not being read by a rank."""
-        kept = [letter for letter in self.letters.values() if letter.have is not None or letter.complete]
-        out.extend(CloseMail(letter.key) for letter in kept)
+    def close(self, reading: set[MailKey], out: list[Effect]) -> None:
+        """Forget everything but what ranks are ``reading``."""
+        here = [letter for letter in self.letters.values() if letter.have is not None or letter.complete]
+        out.extend(CloseMail(letter.key) for letter in here if letter.key not in reading)
         for pair in self.pairs.values():
             out.extend(CloseMail(letter.key) for letter in pair.stash.values() if letter.cost)
         self.letters.clear()

@@ -1,7 +1,8 @@
 """Messages from ranks of this machine to ranks of others, until the machine of the receiver has them.
 
-A small message is pushed unasked while the receiver's machine has room set aside for this pair of ranks;
-any other is offered, and its chunks go when a receive asks for them. Nothing is forgotten before the other
+A message of one chunk is pushed unasked while the receiver's machine has room set aside for this pair of
+ranks; any other is offered, and its chunks go when a receive asks for them. One whose bytes the rank has yet
+to write is offered too, for the order. Nothing is forgotten before the other
 side has said that it needs no more of it. Where that word does not come, it is asked for (``MailAsk``), and
 what turns out to be unknown there is said again.
 """
@@ -15,7 +16,7 @@ from frogzmq.mailing import AskBytes, CloseMail, FailMail, MailKey, MakeMail
 from frogzmq.proto.mailbox import Letter
 from frogzmq.proto.transfer import Transfer
 from frogzmq.types import Digest, PeerId, Role
-from frogzmq.wire.limits import INLINE_BYTES, MAIL_ITEMS
+from frogzmq.wire.limits import MAIL_ITEMS
 from frogzmq.wire.mail import address, mail_seq
 from frogzmq.wire.messages import ChunkHeader, MailAsk, MailLost, MailOffer, MailSeen, MailWant
 
@@ -77,21 +78,29 @@ class Outbox:
         pair.sent = key.n
         pair.letters[key.n] = letter
         letter.chunks = max(1, -(-letter.size // group.settings.chunk_bytes))
-        cost = letter.size + LETTER_BYTES
-        room = early_room(group, group.host_of[self._peer(key.dst)])
-        if (
-            letter.complete
-            and letter.size <= INLINE_BYTES
-            and letter.chunks == 1
-            and pair.early + cost <= room
-        ):
-            letter.cost, letter.wanted = cost, True
-            pair.early += cost
-            self.make(letter, out)
-        else:
+        if not self._unasked(letter, pair, out):
+            letter.offered = True
             self._offer(letter, out)
         if pair.repair_at == float("inf"):
             self._arm(pair, now)
+
+    def _unasked(self, letter: Letter, pair: _Pair, out: list[Effect]) -> bool:
+        """Push a message of one chunk where the other machine has room for it."""
+        cost = letter.size + LETTER_BYTES
+        room = early_room(self.group, self.group.host_of[self._peer(letter.key.dst)])
+        if letter.wanted or not letter.complete or letter.chunks > 1 or pair.early + cost > room:
+            return False
+        letter.cost, letter.wanted = cost, True
+        pair.early += cost
+        self.make(letter, out)
+        return True
+
+    def grown(self, letter: Letter, out: list[Effect]) -> None:
+        """A local rank has given more bytes."""
+        if letter.wanted:
+            self.make(letter, out)
+        else:
+            self._unasked(letter, self.pairs[letter.key.src, letter.key.dst], out)
 
     def _arm(self, pair: _Pair, now: float, times: int = 1) -> None:
         pair.repair_wait = times * self.group.settings.repair_after_s
@@ -131,6 +140,11 @@ class Outbox:
         )  # fmt: skip
         out.append(SendChunk(self._peer(key.dst), header))
 
+    def _close(self, letter: Letter, out: list[Effect]) -> None:
+        key = letter.key
+        self.transfer.drop_op(key.gid, mail_seq(key.dst, key.n), key.src)
+        out.append(CloseMail(key))
+
     # ------------------------------------------------------- what the other side says
     def want(self, message: MailWant, peer: PeerId, out: list[Effect]) -> None:
         """A receive there waits for the message."""
@@ -165,7 +179,7 @@ class Outbox:
             letter = pair.letters.pop(n, None)
             if letter is not None:
                 pair.early -= letter.cost
-                out.append(CloseMail(letter.key))
+                self._close(letter, out)
         if message.answers > message.known:
             missing = [n for n in pair.letters if message.known < n <= message.answers]
             for n in missing[:SAY_AGAIN]:
@@ -177,9 +191,9 @@ class Outbox:
 
     def _again(self, letter: Letter, out: list[Effect]) -> None:
         peer = self._peer(letter.key.dst)
-        if not letter.cost:
+        if letter.offered:
             self._offer(letter, out)
-        elif 0 in letter.digests and not self._queued(peer, letter, 0):
+        if letter.cost and 0 in letter.digests and not self._queued(peer, letter, 0):
             self.repairs += 1
             self._push(letter, 0, out)
 
@@ -191,7 +205,7 @@ class Outbox:
                 for letter in pair.letters.values():
                     if not letter.complete:
                         out.append(FailMail(letter.key, "RankLost", text))
-                    out.append(CloseMail(letter.key))
+                    self._close(letter, out)
                 pair.letters.clear()
                 pair.early, pair.repair_at = 0, float("inf")
 
@@ -199,8 +213,8 @@ class Outbox:
         """A local rank is gone: what it has not given never comes."""
         for (src, _), pair in self.pairs.items():
             if src == rank:
-                late = [n for n, letter in pair.letters.items() if not letter.complete]
-                out.extend(CloseMail(pair.letters.pop(n).key) for n in late)
+                for n in [n for n, letter in pair.letters.items() if not letter.complete]:
+                    self._close(pair.letters.pop(n), out)
 
     def sent_by(self, rank: int) -> list[tuple[int, int]]:
         """How many messages a local rank has sent, by receiver on other machines."""
@@ -210,12 +224,13 @@ class Outbox:
     def owes(self) -> bool:
         """Whether another machine may still need bytes that are only here."""
         rows = [(pair, n, letter) for pair in self.pairs.values() for n, letter in pair.letters.items()]
-        return any(not letter.cost or n > pair.known for pair, n, letter in rows)
+        return any(letter.offered or n > pair.known for pair, n, letter in rows)
 
     def close(self, out: list[Effect]) -> None:
         """Forget everything."""
         for pair in self.pairs.values():
-            out.extend(CloseMail(letter.key) for letter in pair.letters.values())
+            for letter in pair.letters.values():
+                self._close(letter, out)
             pair.letters.clear()
             pair.repair_at = float("inf")
         self.deadline = float("inf")

@@ -27,7 +27,6 @@ from frogzmq.machine import (
     Stats,
     Tick,
 )
-from frogzmq.mailing import CloseMail
 from frogzmq.proto.group import Group
 from frogzmq.proto.groups import Groups
 from frogzmq.proto.peers import PeerTable
@@ -35,7 +34,6 @@ from frogzmq.proto.report import explain, group_snapshot
 from frogzmq.proto.settings import CoreSettings
 from frogzmq.proto.transfer import Transfer
 from frogzmq.types import GroupId, PeerId, Role
-from frogzmq.wire.mail import mail_seq
 from frogzmq.wire.messages import (
     ChunkHeader,
     Control,
@@ -101,7 +99,7 @@ class PeerCore:
 
     def _gate(self, out: list[Effect]) -> list[Effect]:
         """Pass chunks through the windows; stamp watermarks; count."""
-        if not any(type(effect) in (SendChunk, CloseOp, CloseMail, Fail) for effect in out):
+        if not any(type(effect) in (SendChunk, CloseOp, Fail) for effect in out):
             return out
         gated: list[Effect] = []
         for effect in out:
@@ -116,10 +114,6 @@ class PeerCore:
                 if kind is CloseOp:
                     assert isinstance(effect, CloseOp)
                     self.transfer.drop_op(effect.gid, effect.seq)
-                elif kind is CloseMail:
-                    assert isinstance(effect, CloseMail)
-                    key = effect.key
-                    self.transfer.drop_op(key.gid, mail_seq(key.dst, key.n), key.src)
                 elif kind is Fail:
                     self.stats.ops_failed += 1
                 gated.append(effect)

@@ -241,3 +241,19 @@ def test_messages_between_collectives_take_none_of_their_numbers() -> None:
     assert waits["waiting"][0] | {"age_s": 0} == {
         "what": "send", "rank": 0, "peer_rank": 1, "tag": 0, "bytes": 4, "dtype": "uint8", "age_s": 0,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("hosts", [[3], [2, 1], [1, 2]])
+@pytest.mark.parametrize("size", [100_000, 3 << 20])
+def test_bytes_that_a_rank_is_reading_outlive_the_group(hosts: list[int], size: int) -> None:
+    cluster = joined(hosts)
+    cluster.mail.read_s = 5.0
+    reader = cluster.host_of[2]
+    got = cluster.mail.receive(2, 0, size)
+    cluster.mail.send(0, 2, bytes(size))
+    cluster.world.run(lambda: got in cluster.mail.inbox)
+    cluster.leave(1, clean=False, reason="killed")
+    cluster.world.run(lambda: 2 in cluster.errors)
+    assert reader.mail.buffers.usage()["messages"] == 1
+    cluster.world.advance(6.0)
+    assert reader.mail.buffers.usage()["messages"] == 0
