@@ -116,6 +116,9 @@ def group_block(group: Row, names: Mapping[str, str]) -> RenderableType:
     if group.get("error"):
         blocks.append(Text(f"  {group['error']}", style="red"))
     blocks.append(ops_table(group, names))
+    mail = _rows(_dict(group, "mail"), "waiting")
+    if mail:
+        blocks.append(mail_table(mail, int(_dict(group, "mail").get("waits") or len(mail))))
     recent = _rows(group, "recent")[-MAX_RECENT:]
     for op in reversed(recent):
         text = f"  done {op.get('seq', '-')} {op.get('what', '-')}: {arrivals(op, names)}"
@@ -143,6 +146,21 @@ def ops_table(group: Row, names: Mapping[str, str]) -> RenderableType:
     total = int(group.get("ops_in_flight") or len(ops))
     if total > MAX_OPS:
         table.caption = f"... and {total - MAX_OPS} more in flight"
+    return table
+
+
+def mail_table(rows: list[dict[str, Any]], total: int) -> RenderableType:
+    """Messages between single ranks, and receives, that wait; oldest first."""
+    table = _table("rank", "waits", "tag", "size", "dtype", "since")
+    for row in rows[:MAX_OPS]:
+        other = row.get("peer_rank")
+        whom = "from any rank" if other == -1 else f"{'from' if row.get('what') == 'recv' else 'to'} {other}"
+        table.add_row(
+            _text(row, "rank"), f"{_text(row, 'what')} {whom}", _text(row, "tag"), size(row.get("bytes")),
+            escape(_text(row, "dtype")), seconds(row.get("age_s")),
+        )  # fmt: skip
+    if total > MAX_OPS:
+        table.caption = f"... and {total - MAX_OPS} more messages"
     return table
 
 

@@ -27,6 +27,7 @@ def test_the_view_shows_what_there_is_to_know() -> None:
         "group default of job run-7: 4 ranks", "mode auto", "order machine", "118 ops done", "running",
         "alpha 0-1 · beta 2-3", "all_reduce(SUM) of float32[1000]", "3/8", "0-1,3",
         "done 118 barrier", "64.0 MiB leased, 128.0 MiB used of at most 8.0 GiB in /dev/shm/frogzmq-1",
+        "send to 3", "17", "5.0 MiB", "bfloat16", "recv from any rank",  # messages that wait
         "fallback", "chunks sent 17", "chunk bytes sent 1.0 MiB", "rejected by peer b 2",
     ]:  # fmt: skip
         assert part in text, part

@@ -49,6 +49,19 @@ def full_snapshot() -> dict[str, Any]:
                         "pieces_done": 0, "observed": [], "missing": [0, 1, 3],
                     },
                 ],
+                "mail": {
+                    "sent": 3, "received": 1, "waits": 2,
+                    "waiting": [
+                        {
+                            "what": "send", "rank": 0, "peer_rank": 3, "tag": 17, "bytes": 5 << 20,
+                            "dtype": "bfloat16", "age_s": 2.0,
+                        },
+                        {
+                            "what": "recv", "rank": 1, "peer_rank": -1, "tag": 4, "bytes": 4,
+                            "dtype": "int32", "age_s": 1.0,
+                        },
+                    ],
+                },
                 "recent": [
                     {
                         "seq": 118, "what": "barrier",

@@ -10,6 +10,8 @@ it; greetings and pings pass by themselves while a path is open. Digests stand f
     join G A:0 B:1 / A:0            the same, but only A's rank joins, and nothing is delivered
     post 0,1 all_reduce SUM float32 [8] [root=0] [ready=16]
     ready 0 1 32                    rank 0 has written 32 bytes of op 1
+    send 0->1 40 [tag=3] [dtype=int8] [withhold]   rank 0 sends 40 bytes, or gives them only when asked
+    recv 1<-0 40 [tag=3]            rank 1 receives (``1<-any``: from whomever)
     deliver A->B [n] / drop A->B [n] / damage A->B / queue
     settle                          deliver everything until nothing is left
     leave 1 [clean] reason...       a rank goes
@@ -64,10 +66,27 @@ from frogzmq.machine import (
     SendLink,
     Tick,
 )
+from frogzmq.mailing import (
+    ANY_RANK,
+    AskBytes,
+    CloseMail,
+    DeliverMail,
+    FailMail,
+    FailReceive,
+    MailKey,
+    MailMade,
+    MailPosted,
+    MailReady,
+    MailTaken,
+    MakeMail,
+    OpenMail,
+    ReceivePosted,
+)
 from frogzmq.proto.peer import PeerCore
 from frogzmq.proto.settings import CoreSettings
 from frogzmq.types import ConnId, Digest, GroupId, OpKind, PeerId, ReduceOp, Role
 from frogzmq.wire.limits import INLINE_BYTES
+from frogzmq.wire.mail import split_seq
 from frogzmq.wire.messages import ChunkHeader, Credit, GroupOptions, Identity, JoinGroup, Member, Message
 
 MAX_STEPS = 100_000
@@ -103,6 +122,8 @@ class Script:
         self.next_seq: dict[int, int] = {}
         self.lines: list[str] = []
         self.pending: deque[tuple[Machine, Event]] = deque()
+        self.mail_count: dict[tuple[int, int], int] = {}
+        self.withheld: dict[MailKey, int] = {}
 
     # -------------------------------------------------------------------- driving
     def run(self, text: str) -> str:
@@ -178,6 +199,16 @@ class Script:
                 digest = hashed(effect.gid, effect.seq, "result", effect.piece) if effect.leaves else None
                 self._say(m, effect)
                 self._event(m, Folded(effect.gid, effect.seq, effect.piece, digest))
+            case MakeMail():
+                digest = hashed(effect.key, effect.index)
+                self._event(m, MailMade(effect.key, effect.index, digest))
+            case AskBytes():
+                self._say(m, effect)
+                self._event(m, MailReady(effect.key, self.withheld[effect.key]))
+            case DeliverMail():
+                self._say(m, effect)
+                if effect.upto == effect.size and not effect.inline:
+                    self._event(m, MailTaken(effect.key.gid, effect.key.dst, effect.n))
             case Deliver():
                 self._say(m, effect)
                 if effect.final and effect.upto > INLINE_BYTES:
@@ -193,6 +224,9 @@ class Script:
             self.queues.setdefault((m.name, there.name), deque()).append(what)
 
     def _text(self, what: Message | ChunkHeader) -> str:
+        if isinstance(what, ChunkHeader) and what.role == Role.MAIL:
+            dst, n = split_seq(what.seq)
+            return f"chunk: message {n} from {what.part} to {dst}, chunk {what.index}, {what.size} bytes"
         if isinstance(what, ChunkHeader):
             piece = f"part {what.part} span" if what.role == Role.PART else "result piece"
             return f"chunk: op {what.seq} {piece} {what.index}, {what.size} bytes, done {what.done}"
@@ -229,6 +263,19 @@ class Script:
                 text = f"rank {effect.rank} fails from op {effect.seq}: {effect.code}: {effect.text}"
             case CloseGroup():
                 text = "group closes"
+            case AskBytes(key):
+                text = f"rank {key.src}: give message {key.n} to {key.dst}"
+            case OpenMail(key):
+                text = f"room for message {key.n} from {key.src} to {key.dst}, {effect.size} bytes"
+            case DeliverMail(key):
+                part = f"{effect.upto} of {effect.size} bytes from {key.src}"
+                text = f"rank {key.dst}: receive {effect.n} has {part}"
+            case CloseMail(key):
+                text = f"message {key.n} from {key.src} to {key.dst} is over"
+            case FailReceive():
+                text = f"rank {effect.rank}: receive {effect.n} fails: {effect.code}: {effect.text}"
+            case FailMail(key):
+                text = f"rank {key.src}: message {key.n} to {key.dst} fails: {effect.code}: {effect.text}"
             case PeerUp():
                 text = f"{self._name(effect.peer)} is up, epoch {effect.epoch}"
             case PeerDown():
@@ -297,6 +344,23 @@ class Script:
             ready = int(options.get("ready", called.nbytes))
             self._event(self.home[rank], RankPosted(self.gid, rank, seq, called, ready))
             self._drain()
+
+    def do_send(self, path: str, size: str, *words: str) -> None:
+        options = dict(word.split("=") for word in words if "=" in word)
+        src, dst = map(int, path.split("->"))
+        n = self.mail_count[src, dst] = self.mail_count.get((src, dst), 0) + 1
+        key = MailKey(self.gid, src, dst, n)
+        self.withheld[key] = int(size)
+        given, dtype = "withhold" not in words, options.get("dtype", "uint8")
+        self._event(self.home[src], MailPosted(key, int(options.get("tag", 0)), dtype, int(size), given))
+
+    def do_recv(self, path: str, size: str, *words: str) -> None:
+        options = dict(word.split("=") for word in words if "=" in word)
+        rank, source = path.split("<-")
+        dst, src = int(rank), ANY_RANK if source == "any" else int(source)
+        n = self.mail_count[dst, ANY_RANK] = self.mail_count.get((dst, ANY_RANK), 0) + 1
+        tag, dtype = int(options.get("tag", 0)), options.get("dtype", "uint8")
+        self._event(self.home[dst], ReceivePosted(self.gid, dst, n, src, tag, dtype, int(size)))
 
     def do_ready(self, rank: str, seq: str, nbytes: str) -> None:
         self._event(self.home[int(rank)], RankReady(self.gid, int(rank), int(seq), int(nbytes)))
@@ -397,6 +461,9 @@ class Script:
             for op in group["ops"]:
                 done = "complete" if op["complete"] else f"missing ranks {op['missing']}"
                 self.lines.append(f"{name} op {op['seq']} {op['what']}: {done}")
+            for row in group["mail"]["waiting"]:
+                what = f"{row['what']} of rank {row['rank']}, other rank {row['peer_rank']}, tag {row['tag']}"
+                self.lines.append(f"{name} {what}, {row['bytes']} bytes, since {row['age_s']:g} s")
 
 
 def check_script(path: Path, *, rewrite: bool) -> tuple[str, str]:
