@@ -59,6 +59,7 @@ class _Sent:
     seat: Seat
     size: int
     inline: bool = False
+    asked: bool = False
     ready: int = -1
     extent: Extent | None = None
 
@@ -71,7 +72,8 @@ class _Book:
     sent: dict[int, int] = field(default_factory=dict)
     received: int = 0
     open: int = 0
-    inline_open: int = 0
+    unasked: int = 0
+    """Small messages that were given unasked and are not over."""
     over: int = 0
     told: int = 0
 
@@ -130,14 +132,14 @@ class MailDesk:
         last = book.sent.get(mail.dst, 0)
         if mail.n != last + 1:
             raise WireError(f"message {mail.n} to rank {mail.dst} after message {last}: they are numbered")
-        if book.open >= limits.MAIL_WINDOW or book.inline_open >= 2 * limits.MAIL_UNREAD:
-            raise WireError(f"more than {book.open} messages, {book.inline_open} of them inline, are unread")
+        if book.open >= limits.MAIL_WINDOW or book.unasked >= 2 * limits.MAIL_UNREAD:
+            raise WireError(f"{book.open} messages, {book.unasked} small ones unasked, are not over; no more")
         book.sent[mail.dst] = mail.n
         book.open += 1
         key = MailKey(seat.gid, seat.rank, mail.dst, mail.n)
         sent = self._sent[key] = _Sent(seat, mail.size, inline)
         if inline:
-            book.inline_open += 1
+            book.unasked += 1
             sent.ready = mail.size
             self.buffers.put(key, mail.payload)
         self.feed(MailPosted(key, mail.tag, mail.dtype, mail.size, inline))
@@ -152,7 +154,6 @@ class MailDesk:
             if given.n > book.sent.get(given.dst, 0):
                 raise WireError(f"bytes of message {given.n} to rank {given.dst}, which was not sent")
             if given.flags & ranks.INLINE:  # over meanwhile: it counts as one that was given
-                book.inline_open += 1
                 self._inline_over(book)
             return
         if not sent.ready < given.ready <= sent.size:
@@ -161,7 +162,7 @@ class MailDesk:
             if given.ready != sent.size or sent.ready >= 0:
                 raise WireError(f"{given.ready} bytes inline for a message of {sent.size}")
             sent.inline = True
-            book.inline_open += 1
+            book.unasked += not sent.asked
             self.buffers.put(key, given.payload)
         elif sent.extent is None:
             view = self.service.arena.view(given.seg, given.off, sent.size, conn.owner)
@@ -236,8 +237,8 @@ class MailDesk:
     # --------------------------------------------------------------------- effects
     def _ask(self, effect: AskBytes) -> None:
         sent = self._sent.get(effect.key)
-        if sent is not None and sent.seat.conn.open:
-            seat, key = sent.seat, effect.key
+        if sent is not None:
+            seat, key, sent.asked = sent.seat, effect.key, True
             self.service.send(seat, ranks.encode_mail_asked(seat.handle, key.n, key.dst))
 
     def _make(self, effect: MakeMail) -> None:
@@ -303,13 +304,13 @@ class MailDesk:
         if book is not None and book.seat is sent.seat:
             book.open -= 1
             if sent.inline:
+                book.unasked -= not sent.asked
                 self._inline_over(book)
         if not sent.inline:
             # It may be closing its end just now: then it does not matter that it does not hear.
             sent.seat.conn.send(ranks.encode_mail_done(sent.seat.handle, key.n, key.dst))
 
     def _inline_over(self, book: _Book) -> None:
-        book.inline_open -= 1
         book.over += 1
         if book.over - book.told >= SAY_OVER:
             book.told = book.over

@@ -46,13 +46,18 @@ MAX_SHOWN = 64
 
 
 class _Reader:
-    """What a local rank has been sent inside datagrams, and not said that it read."""
+    """What a local rank has been sent inside datagrams (or is about to be), and not said that it read."""
 
     __slots__ = ("held", "read", "told")
 
     def __init__(self) -> None:
         self.told = self.read = 0
         self.held: deque[Letter] = deque()
+
+    @property
+    def full(self) -> bool:
+        """Whether it should read first."""
+        return bool(self.held) or self.told - self.read >= MAIL_UNREAD
 
 
 class Mail:
@@ -130,8 +135,13 @@ class Mail:
         reader.read = min(max(reader.read, count), reader.told)
         while reader.held and reader.told - reader.read < MAIL_UNREAD:
             letter = reader.held.popleft()
-            if letter.receive is not None:
-                self._hand_over(letter, letter.receive, now, out)
+            receive = letter.receive
+            if receive is None or (rank, receive.n) not in self.matched:
+                continue  # it was lost meanwhile
+            if letter.complete:
+                self._hand_over(letter, receive, now, out)
+            else:
+                self._ask(letter, reader, out)
 
     # ---------------------------------------------------------------------- meeting
     def _visible(self, letter: Letter, now: float, out: list[Effect]) -> None:
@@ -164,10 +174,21 @@ class Mail:
         if not letter.local and not letter.complete:
             self.inbox.fetch(letter, now, out)
             return
-        if letter.ready < 0 and not letter.asked:
+        if letter.ready >= 0:
+            self._deliver(letter, receive, now, out)
+        elif letter.size > INLINE_BYTES:
             letter.asked = True
             out.append(AskBytes(key))
-        self._deliver(letter, receive, now, out)
+        elif self.readers[receive.rank].full:
+            self.readers[receive.rank].held.append(letter)
+        else:
+            self._ask(letter, self.readers[receive.rank], out)
+
+    def _ask(self, letter: Letter, reader: _Reader, out: list[Effect]) -> None:
+        """Ask a local rank for a small message; its receiver reads it next."""
+        letter.asked = letter.reserved = True
+        reader.told += 1
+        out.append(AskBytes(letter.key))
 
     def first(self) -> int:
         """The first collective that ends with the messages."""
@@ -179,7 +200,7 @@ class Mail:
             reader = self.readers[receive.rank]
             if letter.complete and letter.delivered < 0:
                 letter.delivered = letter.size
-                if reader.held or reader.told - reader.read >= MAIL_UNREAD:
+                if reader.full and not letter.reserved:
                     reader.held.append(letter)
                 else:
                     self._hand_over(letter, receive, now, out)
@@ -191,7 +212,7 @@ class Mail:
             out.append(DeliverMail(letter.key, receive.n, letter.ready, letter.size, False))
 
     def _hand_over(self, letter: Letter, receive: Receiving, now: float, out: list[Effect]) -> None:
-        self.readers[receive.rank].told += 1
+        self.readers[receive.rank].told += not letter.reserved
         self.received += 1
         del self.matched[receive.rank, receive.n]
         out.append(DeliverMail(letter.key, receive.n, letter.size, letter.size, True))
@@ -222,6 +243,7 @@ class Mail:
         if receive is None:
             return  # whoever receives it hears of it
         self.matched.pop((receive.rank, receive.n), None)
+        self.readers[receive.rank].told -= letter.reserved
         what = f"a message with tag {letter.tag} from rank {letter.key.src} never arrives: {text}"
         out.append(FailReceive(self.group.gid, receive.rank, receive.n, "RankLost", what))
         self._close(letter, letter.at, out)

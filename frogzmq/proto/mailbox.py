@@ -48,6 +48,8 @@ class Letter:
     """How many bytes its receiver was told of."""
     lost: str = ""
     """Why its bytes never come."""
+    reserved: bool = False
+    """It counts among what its receiver has to read, before its bytes are here."""
     # What a message to or from another machine needs besides.
     chunks: int = 1
     next: int = 0

@@ -79,8 +79,8 @@ class PostOffice:
         self._received: dict[int, int] = {}
         self._read: dict[int, int] = {}
         self._withheld: dict[MailKey, bytes] = {}
-        self.read_s = 1e-5
-        """How long a rank takes to copy a large message out."""
+        self.read_small_s = self.read_s = 1e-5
+        """How long a rank takes to read a small and a large message."""
         self.inbox: dict[tuple[int, int], tuple[int, bytes]] = {}
         """(rank, receive) -> (source, bytes)."""
         self.failed: dict[tuple[int, int], FrogError] = {}
@@ -124,6 +124,6 @@ class PostOffice:
         gid = self.cluster.gid
         if effect.inline:
             count = self._read[rank] = self._read.get(rank, 0) + 1
-            peer.world.after(1e-5, lambda: peer.event(MailRead(gid, rank, count)))
+            peer.world.after(self.read_small_s, lambda: peer.event(MailRead(gid, rank, count)))
         else:
             peer.world.after(self.read_s, lambda: peer.event(MailTaken(gid, rank, effect.n)))

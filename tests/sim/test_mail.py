@@ -257,3 +257,19 @@ def test_bytes_that_a_rank_is_reading_outlive_the_group(hosts: list[int], size: 
     assert reader.mail.buffers.usage()["messages"] == 1
     cluster.world.advance(6.0)
     assert reader.mail.buffers.usage()["messages"] == 0
+
+
+@pytest.mark.parametrize("hosts", [[2], [1, 1]])
+def test_small_messages_are_asked_for_as_fast_as_they_are_read(hosts: list[int]) -> None:
+    cluster = joined(hosts)
+    mail, count = cluster.mail, 300
+    mail.read_small_s = 0.01
+    got = [mail.receive(1, 0, 20_000) for _ in range(count)]
+    for number in range(count):
+        mail.send(0, 1, content(0, 1, 0, number, 20_000), withhold=True)
+    cluster.world.advance(0.005)
+    if hosts == [2]:
+        assert len(mail.inbox) == 64, "as many as a rank may leave unread"
+    cluster.world.run(lambda: all(one in mail.inbox for one in got))
+    assert [mail.inbox[one][1] for one in got] == [content(0, 1, 0, n, 20_000) for n in range(count)]
+    settled(cluster)
