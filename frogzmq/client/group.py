@@ -91,6 +91,12 @@ class GroupHandle:
         behind ``src``, while queued) belongs to the op.
         """
         self.client.check_usable()
+        if descriptor.splits and len(descriptor.encoded) > limits.DESCRIPTOR_BYTES:
+            raise WireError(
+                f"{descriptor.kind.name.lower()} with {len(descriptor.splits)} splits takes "
+                f"{len(descriptor.encoded)} bytes to describe, limit {limits.DESCRIPTOR_BYTES}; use smaller "
+                "groups, or equal splits"
+            )
         op = Op(self, descriptor, src, sinks, self.timeout_s if timeout_s is None else timeout_s)
         op.finish = finish
         op.fence = fence

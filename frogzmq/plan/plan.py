@@ -23,7 +23,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from frogzmq.descriptor import Descriptor
-from frogzmq.types import Mode, OpKind, Order, PeerId
+from frogzmq.types import Mode, OpKind, Order, PeerId, Role
 
 FOLDING = (OpKind.ALL_REDUCE, OpKind.REDUCE, OpKind.REDUCE_SCATTER)
 JOINED = (*FOLDING, OpKind.BARRIER)
@@ -221,6 +221,13 @@ class Plan:
         """Machines that the part chunk is pushed to."""
         origin = self.parts[part].host
         return tuple(h for h in self.folders(self.piece_of(part, span)) if h != origin)
+
+    def due(self, host: int, role: int, part: int, index: int) -> bool:
+        """Whether the machine can have use for a chunk, whoever sends it."""
+        if role == Role.RESULT:
+            return index < self.pieces and host in self.receivers(index)
+        known = part < len(self.parts) and index < len(self.cuts[part])
+        return known and host in self.folders(self.piece_of(part, index))
 
 
 def make_hosts(places: dict[int, PeerId]) -> tuple[Host, ...]:

@@ -6,10 +6,13 @@ it complete.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from frogzmq.descriptor import Descriptor, decode_descriptor
 from frogzmq.machine import CloseOp, Effect, Fail, Send
 from frogzmq.proto.closing import Closing
 from frogzmq.proto.op import Op
+from frogzmq.types import PeerId
 from frogzmq.wire.messages import GroupFailed, OpDescriptor, RankGone
 
 PAST_ALL = 1 << 62
@@ -32,6 +35,16 @@ class Failing(Closing):
         text = op.descriptor.encoded.decode()
         peer = self.hosts[host].peer
         out.append(Send(peer, OpDescriptor(gid=self.hex, seq=op.seq, rank=rank, descriptor=text)))
+
+    def asked(self, op: Op, peer: PeerId, items: Sequence[tuple[int, int, int]], out: list[Effect]) -> None:
+        """A machine asks for chunks. If our plan owes it none of that kind, it has called another op.
+
+        Where each waits for the other (two machines that gather to different roots), no chunk would ever
+        tell them.
+        """
+        host, plan = self.host_of[peer], op.plan
+        if plan is not None and any(not plan.due(host, role, part, index) for role, part, index in items):
+            self._disagree(op, host, out)
 
     def described(self, message: OpDescriptor, now: float, out: list[Effect]) -> None:
         """Another machine says what one of its ranks called as this op."""

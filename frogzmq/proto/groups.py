@@ -280,8 +280,9 @@ class Groups:
     def _on_want(self, peer: PeerId, message: Want, now: float, out: list[Effect]) -> None:
         group = self._group(peer, message.gid)
         op = group.ops.get(message.seq) if group is not None else None
-        if op is None:
+        if group is None or op is None:
             return
+        group.asked(op, peer, message.items, out)
         for role, part, index in message.items:
             key = (role, part, index)
             if role in (0, 1) and not self.transfer.queued(peer, op.gid, op.seq, key):

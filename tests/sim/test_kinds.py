@@ -177,6 +177,41 @@ def test_ranks_that_disagree_get_nothing_and_an_error_that_names_both(hosts: lis
         assert "splits [0, 2" in str(cluster.errors[rank])
 
 
+@pytest.mark.parametrize("kind", [OpKind.GATHER, OpKind.REDUCE], ids=lambda kind: kind.name.lower())
+def test_two_roots_that_wait_for_each_other_hear_that_they_disagree(kind: OpKind) -> None:
+    """Neither machine owes the other anything, so no chunk could tell them."""
+    cluster = Cluster([2, 2])
+    cluster.join()
+    reduce = ReduceOp.SUM if kind == OpKind.REDUCE else ReduceOp.NONE
+    for rank in range(4):
+        cluster.post(rank, Descriptor(kind, reduce, "float32", (1000,), 2 * (rank // 2)), bytes(4000))
+    cluster.world.run(lambda: len(cluster.errors) == 4, 20)
+    for error in cluster.errors.values():
+        assert isinstance(error, Mismatch)
+        assert "root 0" in str(error)
+        assert "root 2" in str(error)
+
+
+@pytest.mark.parametrize("kind", DEALT_OUT, ids=lambda kind: kind.name.lower())
+@pytest.mark.parametrize("mode", Mode)
+def test_each_byte_that_another_machine_needs_crosses_once(kind: OpKind, mode: Mode) -> None:
+    cluster = Cluster([2, 3, 1], mode=mode)
+    cluster.join()
+    reduce = ReduceOp.SUM if kind == OpKind.REDUCE_SCATTER else ReduceOp.NONE
+    slice_ = 5000 * 4
+    per_rank = 1 if kind in (OpKind.GATHER, OpKind.SCATTER) else 6
+    call = Descriptor(kind, reduce, "float32", (5000 * per_rank,), 3 if per_rank == 1 else -1)
+    cluster.run(cluster.post_all(call, inputs(call, 6)))
+    least = {
+        OpKind.GATHER: {"A": 0, "B": 3 * slice_, "C": 0},
+        OpKind.SCATTER: {"A": 2 * slice_, "B": 0, "C": slice_},
+        OpKind.REDUCE_SCATTER: {"A": 2 * 2 * slice_, "B": 2 * 3 * slice_, "C": 2 * slice_},
+        OpKind.ALL_TO_ALL: {"A": 4 * 2 * slice_, "B": 3 * 3 * slice_, "C": 5 * slice_},
+    }[kind]
+    for name, peer in cluster.peers.items():
+        assert peer.core.stats.chunk_bytes_received == least[name]
+
+
 @pytest.mark.parametrize(
     ("call", "text"),
     [

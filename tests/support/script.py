@@ -9,6 +9,7 @@ it; greetings and pings pass by themselves while a path is open. Digests stand f
     group G A:0,1 B:2 [mode=shard]  all ranks join and hear of each other
     join G A:0 B:1 / A:0            the same, but only A's rank joins, and nothing is delivered
     post 0,1 all_reduce SUM float32 [8] [root=0] [ready=16]
+    post 0,1 all_gather float32 [8] splits=3,5
     ready 0 1 32                    rank 0 has written 32 bytes of op 1
     send 0->1 40 [tag=3] [dtype=int8] [withhold]   rank 0 sends 40 bytes, or gives them only when asked
     recv 1<-0 40 [tag=3]            rank 1 receives (``1<-any``: from whomever)
@@ -337,11 +338,13 @@ class Script:
         reduce = ReduceOp[plain.pop(0)] if plain and plain[0] in ReduceOp.__members__ else ReduceOp.NONE
         dtype = plain.pop(0) if plain else "uint8"
         shape = tuple(int(n) for n in "".join(plain).strip("[]").split(",") if n) if plain else (0,)
-        called = Descriptor(OpKind[kind.upper()], reduce, dtype, shape, int(options.get("root", -1)))
+        splits = tuple(int(n) for n in options.get("splits", "").split(",") if n)
+        called = Descriptor(OpKind[kind.upper()], reduce, dtype, shape, int(options.get("root", -1)), splits)
         for rank in map(int, ranks.split(",")):
             seq = self.next_seq[rank]
             self.next_seq[rank] += 1
-            ready = int(options.get("ready", called.nbytes))
+            assert self.join is not None, "no group yet"
+            ready = int(options.get("ready", called.gives(rank, self.join.size)))
             self._event(self.home[rank], RankPosted(self.gid, rank, seq, called, ready))
             self._drain()
 
