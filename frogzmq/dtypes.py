@@ -1,7 +1,8 @@
 """The element types that tensors may have, by torch's names (without ``torch.``).
 
-numpy has no bfloat16 or float8: their bytes move as they are, and bfloat16 is folded through float32
-(see ``frogzmq.fold``).
+numpy has no bfloat16, float8 or complex32: their bytes move as they are, and they are folded through float32
+(see ``frogzmq.fold``). The types that torch stores and cannot compute with are moved only. Quantised
+types are not here: their tensors carry a scale beside the bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ class DType:
     itemsize: int
     numpy: str | None
     kind: str
-    """``float``, ``half`` (folds in float32), ``int``, ``bool``, ``complex`` or ``opaque`` (bytes only)."""
+    """``float``; ``half`` and ``quarter`` (2 and 1 bytes, fold in float32); ``int``; ``bool``; ``complex``;
+    or ``opaque`` (bytes only)."""
 
 
 _TABLE = (
@@ -38,12 +40,17 @@ _TABLE = (
     DType("bool", 1, "bool", "bool"),
     DType("complex64", 8, "complex64", "complex"),
     DType("complex128", 16, "complex128", "complex"),
-    DType("complex32", 4, None, "opaque"),
-    DType("float8_e4m3fn", 1, None, "opaque"),
-    DType("float8_e5m2", 1, None, "opaque"),
-    DType("float8_e4m3fnuz", 1, None, "opaque"),
-    DType("float8_e5m2fnuz", 1, None, "opaque"),
+    DType("complex32", 4, None, "complex"),
+    DType("float8_e4m3fn", 1, None, "quarter"),
+    DType("float8_e5m2", 1, None, "quarter"),
+    DType("float8_e4m3fnuz", 1, None, "quarter"),
+    DType("float8_e5m2fnuz", 1, None, "quarter"),
+    # Powers of two, without a zero or a sign: scales of other tensors, whose sum would mean nothing.
     DType("float8_e8m0fnu", 1, None, "opaque"),
+    DType("float4_e2m1fn_x2", 1, None, "opaque"),
+    *(DType(f"{sign}int{bits}", 1, None, "opaque") for sign in ("", "u") for bits in range(1, 8)),
+    *(DType(f"bits{shape}", 1, None, "opaque") for shape in ("8", "1x8", "2x4", "4x2")),
+    DType("bits16", 2, None, "opaque"),
 )
 DTYPES: dict[str, DType] = {dtype.name: dtype for dtype in _TABLE}
 

@@ -44,6 +44,8 @@ class ReduceOp(IntEnum):
     BAND = 6
     BOR = 7
     BXOR = 8
+    PREMUL_SUM = 9
+    """A sum of contributions that each rank multiplied by its own factor before it gave them."""
 
 
 class Role(IntEnum):

@@ -8,6 +8,7 @@ from support.samples import cell_id, cells, sample
 
 from frogzmq.dtypes import DType, dtype_of
 from frogzmq.fold.kernels import fold_into
+from frogzmq.fold.narrow import is_narrow
 from frogzmq.types import ReduceOp
 
 torch = pytest.importorskip("torch")
@@ -27,8 +28,10 @@ def tensor(raw: np.ndarray, dtype: DType, op: ReduceOp):
     """The bytes as a tensor; halves widened to float32, as both sides fold them."""
     own = torch.frombuffer(bytearray(raw.tobytes()), dtype=getattr(torch, dtype.name))
     if own.is_complex() and op != ReduceOp.PRODUCT:
-        return torch.view_as_real(own)  # as Gloo adds them: torch.add would multiply by 1+0j first
-    return own.float() if dtype.kind == "half" else own
+        own = torch.view_as_real(own)  # as Gloo adds them: torch.add would multiply by 1+0j first
+    if dtype.name == "complex32" and own.is_complex():
+        return own.to(torch.complex64)
+    return own.float() if is_narrow(dtype) else own
 
 
 def steps(op: ReduceOp, dtype: DType):
@@ -40,7 +43,8 @@ def steps(op: ReduceOp, dtype: DType):
             ReduceOp.BAND: torch.bitwise_and, ReduceOp.BXOR: torch.bitwise_xor,
         }[op]  # fmt: skip
     return {
-        ReduceOp.SUM: torch.add, ReduceOp.AVG: torch.add, ReduceOp.PRODUCT: torch.mul,
+        ReduceOp.SUM: torch.add, ReduceOp.AVG: torch.add, ReduceOp.PREMUL_SUM: torch.add,
+        ReduceOp.PRODUCT: torch.mul,
         ReduceOp.MIN: torch.minimum, ReduceOp.MAX: torch.maximum, ReduceOp.BAND: torch.bitwise_and,
         ReduceOp.BOR: torch.bitwise_or, ReduceOp.BXOR: torch.bitwise_xor,
     }[op]  # fmt: skip
@@ -61,7 +65,9 @@ def torch_fold(inputs: list[np.ndarray], dtype: DType, op: ReduceOp):
         total = total / len(inputs)
     elif total.is_complex():
         total = torch.view_as_real(total)
-    return total.to(getattr(torch, dtype.name)) if dtype.kind == "half" else total
+    if not is_narrow(dtype):
+        return total
+    return total.to(torch.float16 if dtype.kind == "complex" else getattr(torch, dtype.name))
 
 
 def result_tensor(out: np.ndarray, dtype: DType):
@@ -75,6 +81,8 @@ def assert_same_bits(ours, theirs, op: ReduceOp) -> None:
     torch's own vector and scalar loops differ in both, so its bits there depend on the position.
     """
     if ours.is_floating_point():
+        if ours.element_size() == 1:
+            ours, theirs = ours.float(), theirs.float()
         assert torch.equal(torch.isnan(ours), torch.isnan(theirs))
         ours, theirs = (torch.nan_to_num(x, 0.5, torch.inf, -torch.inf) for x in (ours, theirs))
         if op in (ReduceOp.MIN, ReduceOp.MAX):

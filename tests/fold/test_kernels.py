@@ -57,7 +57,7 @@ def test_aliases_and_alignment_change_nothing(data):
         assert index == place or x.tobytes() == before.tobytes(), "an input was written"
 
 
-@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "int64"])
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "float8_e5m2", "int64"])
 @pytest.mark.parametrize("place", [0, 1, 2, 3])
 def test_output_may_be_any_input_across_blocks(name, place):
     dtype = dtype_of(name)
@@ -178,7 +178,7 @@ def test_infinities_and_overflow_do_not_warn():
 @pytest.mark.parametrize(
     ("name", "op", "divide_by"),
     [("float32", ReduceOp.BAND, 0), ("int32", ReduceOp.AVG, 0), ("int32", ReduceOp.SUM, 2),
-     ("complex64", ReduceOp.MAX, 0), ("float8_e5m2", ReduceOp.SUM, 0), ("bool", ReduceOp.AVG, 0),
+     ("complex64", ReduceOp.MAX, 0), ("float8_e8m0fnu", ReduceOp.SUM, 0), ("bool", ReduceOp.AVG, 0),
      ("float32", ReduceOp.NONE, 0)],
 )  # fmt: skip
 def test_unsupported_cells_are_refused_by_name(name, op, divide_by):

@@ -30,9 +30,10 @@ def test_every_dtype_moves(kind, dtype):
 
 @pytest.mark.parametrize(
     ("name", "ops"),
-    [("float32", "SUM AVG PRODUCT MIN MAX"), ("bfloat16", "SUM AVG PRODUCT MIN MAX"),
+    [("float32", "SUM AVG PRODUCT MIN MAX PREMUL_SUM"), ("bfloat16", "SUM AVG PRODUCT MIN MAX PREMUL_SUM"),
      ("int8", "SUM PRODUCT MIN MAX BAND BOR BXOR"), ("bool", "SUM PRODUCT MIN MAX BAND BOR BXOR"),
-     ("complex128", "SUM AVG PRODUCT"), ("float8_e4m3fn", "")],
+     ("complex128", "SUM AVG PRODUCT PREMUL_SUM"), ("complex32", "SUM AVG PRODUCT PREMUL_SUM"),
+     ("float8_e4m3fn", "SUM AVG PRODUCT MIN MAX PREMUL_SUM"), ("float8_e8m0fnu", ""), ("uint4", "")],
 )  # fmt: skip
 def test_the_table(name, ops):
     assert {op.name for op in CELLS[dtype_of(name).kind]} == set(ops.split())

@@ -6,6 +6,8 @@ dtype table with the package.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -108,8 +110,11 @@ def to_values(raw: np.ndarray, dtype: DType) -> np.ndarray:
     """An array to compute with; halves as float32."""
     if dtype.name == "bfloat16":
         return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    if dtype.name == "float16":
-        return raw.view(np.float16).astype(np.float32)
+    if dtype.name in ("float16", "complex32"):
+        wide = raw.view(np.float16).astype(np.float32)
+        return wide if dtype.kind == "half" else wide.view(np.complex64)
+    if dtype.kind == "quarter":
+        return np.array(quarters(dtype.name))[raw].astype(np.float32)
     if dtype.name == "bool":
         return raw != 0
     return raw.view(dtype.numpy)
@@ -117,14 +122,16 @@ def to_values(raw: np.ndarray, dtype: DType) -> np.ndarray:
 
 def from_values(values: np.ndarray, dtype: DType) -> np.ndarray:
     """Back to bytes; every NaN becomes the positive quiet one."""
-    if dtype.kind in ("float", "complex", "half"):
+    if dtype.kind in ("float", "complex", "half", "quarter"):
         real = values.view(values.real.dtype).copy()
         real[np.isnan(real)] = np.nan
         values = real
     if dtype.name == "bfloat16":
         values = nearest_bfloat16(values)
-    elif dtype.name == "float16":
+    elif dtype.name in ("float16", "complex32"):
         values = values.astype(np.float16)
+    elif dtype.kind == "quarter":
+        values = nearest_quarter(values, dtype.name)
     return np.ascontiguousarray(values).view(np.uint8)
 
 
@@ -143,12 +150,51 @@ def nearest_bfloat16(values: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(values), np.uint16(0x7FC0), chosen)
 
 
+@functools.cache
+def quarters(name: str) -> tuple[float, ...]:
+    """The value of each code of a float8 format, from its definition."""
+    fraction = 3 if "e4m3" in name else 2
+    finite_only, fnuz = name == "float8_e4m3fn", name.endswith("uz")
+    bias = 2 ** (6 - fraction) - 1 + fnuz
+    found = []
+    for code in range(256):
+        exponent, bits = (code & 127) >> fraction, code & ((1 << fraction) - 1)
+        scale = 2.0 ** (max(exponent, 1) - bias - fraction)
+        value = scale * (bits + (exponent > 0) * 2**fraction)
+        if (finite_only and code & 127 == 127) or (fnuz and code == 128):
+            value = math.nan
+        elif not finite_only and not fnuz and exponent == 31:
+            value = math.nan if bits else math.inf
+        found.append(-value if code & 128 else value)
+    return tuple(found)
+
+
+def nearest_quarter(values: np.ndarray, name: str) -> np.ndarray:
+    """Codes of the nearest values; of two equally near ones the even. Beyond the last as torch has it."""
+    known = quarters(name)
+    finite = [code for code in range(128) if math.isfinite(known[code])]
+    # What would come next if the format went on: half way to it, and beyond, is too large.
+    after = 2 * known[finite[-1]] - known[finite[-2]]
+    exact = np.minimum(np.abs(values.astype(np.float64)), after)
+    codes, best = np.zeros(values.size, np.uint8), exact.copy()
+    for code in [*finite[1:], finite[-1] + 1]:
+        away = np.abs(exact - (after if code > finite[-1] else known[code]))
+        nearer = (away < best) | ((away == best) & (code % 2 == 0))
+        codes[nearer], best = code, np.where(nearer, away, best)
+    nan = 0x80 if name.endswith("uz") else 0x7F
+    too_large = {"float8_e5m2": 0x7C, "float8_e4m3fn": 0x7E}.get(name, nan)
+    codes[codes > finite[-1]] = too_large
+    positive = (codes == nan) | ((codes == 0) & name.endswith("uz"))
+    codes = np.where(np.signbit(values) & ~positive, codes | 0x80, codes)
+    return np.where(np.isnan(values), nan, codes).astype(np.uint8)
+
+
 def combine(a: np.ndarray, b: np.ndarray, op: ReduceOp) -> np.ndarray:
     """One step of the fold."""
     if a.dtype == np.bool_:
         either = op in (ReduceOp.SUM, ReduceOp.MAX, ReduceOp.BOR)
         return a | b if either else a ^ b if op == ReduceOp.BXOR else a & b
-    if op in (ReduceOp.SUM, ReduceOp.AVG):
+    if op in (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM):
         return a + b
     if op == ReduceOp.PRODUCT:
         if a.dtype.kind != "c":

@@ -32,7 +32,7 @@ def sample(dtype: DType, numel: int, seed: int, *, special: bool = True) -> np.n
     rng = np.random.default_rng(seed)
     if dtype.kind == "bool":
         return rng.integers(0, 2, numel, dtype=np.uint8)
-    if dtype.kind not in ("float", "half", "complex"):
+    if dtype.kind not in ("float", "half", "complex"):  # any byte is a float8, too
         return rng.integers(0, 256, numel * dtype.itemsize, dtype=np.uint8)
     count = numel * (2 if dtype.kind == "complex" else 1)
     values = rng.standard_normal(count) * 10.0 ** rng.integers(-6, 4, count)
@@ -48,7 +48,7 @@ def as_bytes(values: np.ndarray, dtype: DType) -> np.ndarray:
         if dtype.name == "bfloat16":
             single = values.astype(np.float32)
             return (single.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
-        real = {"float16": "f2", "float32": "f4", "complex64": "f4"}.get(dtype.name, "f8")
+        real = {"float16": "f2", "complex32": "f2", "float32": "f4", "complex64": "f4"}.get(dtype.name, "f8")
         return values.astype(real).view(np.uint8)
 
 
