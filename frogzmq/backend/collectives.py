@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import (
 from torch.autograd.profiler import record_function
 
 from frogzmq.backend.errors import BadTensor, FrogError, UnsupportedError, UnsupportedType, surface
+from frogzmq.backend.premul import premultiplied
 from frogzmq.backend.tensors import as_bytes, dtype_name, is_plain, read, write_into
 from frogzmq.backend.work import FrogWork
 from frogzmq.client import GroupHandle
@@ -37,7 +38,7 @@ R = TypeVar("R")
 
 _REDUCE = {
     int(getattr(torch.distributed.ReduceOp, name)): ReduceOp[name]
-    for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+    for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 }
 _BARRIER = Descriptor(OpKind.BARRIER, ReduceOp.NONE, "uint8", (0,))
 _DESCRIPTORS_KEPT = 4096
@@ -81,8 +82,10 @@ class Collectives:
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> FrogWork:
         """Fold the ranks' tensors; all get the result, in place. One tensor (or a list of one)."""
         tensor = _single(tensors, "all_reduce")
-        descriptor = self._describe(OpKind.ALL_REDUCE, _reduce_of(opts, "all_reduce"), tensor)
-        return self._exchange(descriptor, "all_reduce", tensor, [tensor], _timeout_of(opts, timeout))
+        reduce = _reduce_of(opts, "all_reduce")
+        descriptor = self._describe(OpKind.ALL_REDUCE, reduce, tensor)
+        given = tensor if reduce != ReduceOp.PREMUL_SUM else premultiplied(tensor, opts, "all_reduce")
+        return self._exchange(descriptor, "all_reduce", given, [tensor], _timeout_of(opts, timeout))
 
     @_collective("all_reduce_coalesced")
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> FrogWork:
@@ -98,8 +101,11 @@ class Collectives:
             dtype_name(tensor, what)
         total = sum(tensor.numel() for tensor in tensors)
         descriptor = Descriptor(checked.kind, checked.reduce, checked.dtype, (total,))
+        given: Sequence[Tensor] = tensors
+        if checked.reduce == ReduceOp.PREMUL_SUM:
+            given = [premultiplied(tensor, opts, what) for tensor in tensors]
         sinks, finish = write_into(tensors, what)
-        src = np.concatenate([read(tensor) for tensor in tensors])
+        src = np.concatenate([read(tensor) for tensor in given])
         op = self._group.post(descriptor, src, sinks, timeout_s=_timeout_of(opts, None), finish=finish)
         return self._tracked(FrogWork(op, list(tensors), what))
 
@@ -125,7 +131,10 @@ class Collectives:
         reduce = _reduce_of(opts if op is None else op, "reduce")
         descriptor = self._describe(OpKind.REDUCE, reduce, tensor, root)
         outputs = [tensor] if root == self._group.rank else []
-        return self._exchange(descriptor, "reduce", tensor, outputs, _timeout_of(opts, None))
+        given = tensor
+        if reduce == ReduceOp.PREMUL_SUM:
+            given = premultiplied(tensor, opts if op is None else op, "reduce")
+        return self._exchange(descriptor, "reduce", given, outputs, _timeout_of(opts, None))
 
     @_collective("all_gather")
     def allgather(
@@ -197,6 +206,8 @@ class Collectives:
 
     def _describe(self, kind: OpKind, reduce: ReduceOp, tensor: Tensor, root: int = -1) -> Descriptor:
         """The op's descriptor; raises where this kind of tensor, dtype and reduce op do not go together."""
+        if tensor.is_nested:  # it has no shape
+            dtype_name(tensor, kind.name.lower())
         key = (kind, reduce, tensor.dtype, tensor.shape, root)
         if tensor.is_cpu and tensor.layout is torch.strided:
             known = self._descriptors.get(key)

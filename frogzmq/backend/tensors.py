@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from frogzmq.backend.errors import BadTensor, UnsupportedType
+from frogzmq.backend.staging import Landing, fetch
 from frogzmq.dtypes import DTYPES, DType
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -20,16 +21,31 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 _DTYPES: dict[torch.dtype, DType] = {
     getattr(torch, name): row for name, row in DTYPES.items() if hasattr(torch, name)
 }
+_CARRIERS: dict[torch.dtype, torch.dtype] = {
+    dtype: torch.uint8 if row.itemsize == 1 else torch.int16
+    for dtype, row in _DTYPES.items()
+    if row.kind == "opaque"
+}
+"""torch stores these and cannot copy all of them between strides: their bits travel as integers."""
 _WITHOUT_NUMPY = frozenset(dtype for dtype, row in _DTYPES.items() if row.numpy is None)
 
 
 def dtype_name(tensor: torch.Tensor, what: str) -> str:
     """Our name of the tensor's dtype; ``UnsupportedType`` where it has none, or is not dense."""
+    if tensor.is_nested:
+        raise UnsupportedType(
+            f"{what}: nested tensors are not supported; pass their parts (.unbind()) or .to_padded_tensor()"
+        )
     if tensor.layout is not torch.strided:
         raise UnsupportedType(
             f"{what}: {tensor.layout} tensors are not supported; call .to_dense() before the collective"
         )
     row = _DTYPES.get(tensor.dtype)
+    if tensor.is_quantized:
+        raise UnsupportedType(
+            f"{what}: quantised tensors ({tensor.dtype}) are not supported: their scale is not among their "
+            "bytes; pass .int_repr() or .dequantize()"
+        )
     if row is None:
         raise UnsupportedType(f"{what}: dtype {tensor.dtype} is not supported; known: {', '.join(DTYPES)}")
     if tensor.device.type not in ("cpu", "cuda"):
@@ -57,13 +73,16 @@ def read(tensor: torch.Tensor) -> Bytes:
     """The tensor's elements in order, as bytes: its own memory if plain, else a copy made now."""
     if is_plain(tensor):
         return as_bytes(tensor)
-    tensor = tensor.detach()
+    tensor = _carried(tensor.detach())
     if tensor.is_cuda:
-        staged = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        # Runs on the caller's current stream, so whatever computes the tensor comes first; then waits.
-        staged.copy_(tensor)
-        return as_bytes(staged)
+        return as_bytes(fetch(tensor))
     return as_bytes(tensor.resolve_conj().resolve_neg().contiguous())
+
+
+def _carried(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in a dtype that torch can copy."""
+    carrier = _CARRIERS.get(tensor.dtype)
+    return tensor if carrier is None else tensor.view(carrier)
 
 
 def check_output(tensor: torch.Tensor, what: str) -> None:
@@ -84,27 +103,37 @@ def check_output(tensor: torch.Tensor, what: str) -> None:
 def write_into(tensors: Sequence[torch.Tensor], what: str) -> tuple[list[Bytes], Callable[[], None] | None]:
     """Where result bytes for ``tensors`` go, and what puts them into place afterwards (None: nothing)."""
     sinks: list[Bytes] = []
-    later: list[tuple[torch.Tensor, torch.Tensor]] = []
+    later: list[Callable[[], None]] = []
     for tensor in tensors:
         if is_plain(tensor):
             sinks.append(as_bytes(tensor))
             continue
         check_output(tensor, what)
-        staged = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-        later.append((tensor.detach(), staged))
-        sinks.append(as_bytes(staged))
+        landing = _landing(_carried(tensor.detach()))
+        later.append(landing.put)
+        sinks.append(as_bytes(landing.staged))
     if not later:
         return sinks, None
-    return sinks, lambda: _put_in_place(later)
+    return sinks, lambda: _all(later)
 
 
-def _put_in_place(later: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Copy staged results into tensors with other strides or on a GPU (side stream, then waits)."""
-    for tensor, staged in later:
-        if not tensor.is_cuda:
-            tensor.copy_(staged)
-            continue
-        stream = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(stream):
-            tensor.copy_(staged, non_blocking=True)
-        stream.synchronize()
+def _all(later: list[Callable[[], None]]) -> None:
+    for put in later:
+        put()
+
+
+def _landing(tensor: torch.Tensor) -> Landing | HostLanding:
+    return Landing(tensor) if tensor.is_cuda else HostLanding(tensor)
+
+
+class HostLanding:
+    """Where a result for a tensor with gaps or in another order is collected, and the way from there."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self.staged = torch.empty(tensor.shape, dtype=tensor.dtype)
+
+    def put(self) -> None:
+        """Copy into the tensor's strides."""
+        with torch.inference_mode(self._tensor.is_inference()):  # only there may such a tensor be written
+            self._tensor.copy_(self.staged)

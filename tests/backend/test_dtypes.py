@@ -15,8 +15,11 @@ from support.pool import Pool
 pytestmark = pytest.mark.torch
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "DTYPES.md"
 R = dist.ReduceOp
-OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+FACTORS = (0.5, 2.0, -1.0)
+"""Of each rank in turn, for PREMUL_SUM."""
 MOVES = ("broadcast", "all_gather", "all_gather_into_tensor")
+QUARTERS = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 SIZE = 3
 Cell = tuple[str, str, str]
 """dtype, collective, reduce op (or nothing)."""
@@ -44,8 +47,8 @@ def dtypes() -> list[torch.dtype]:
 
 
 def given(rank: int, dtype: torch.dtype) -> torch.Tensor:
-    """What a rank gives: small numbers, whose sums and products are exact in every type."""
-    numbers = torch.tensor([rank + 1, 2, 5 - rank, rank % 2, 0, 7])
+    """What a rank gives: small numbers, whose sums and products are exact in every type, in float8 too."""
+    numbers = torch.tensor([rank + 1, 2, 3 - rank, rank % 2, 0, 4])
     name = str(dtype)
     if name.startswith(("torch.qint", "torch.quint")):
         return torch._empty_affine_quantized([6], scale=1.0, zero_point=0, dtype=dtype)
@@ -54,7 +57,7 @@ def given(rank: int, dtype: torch.dtype) -> torch.Tensor:
     try:
         return numbers.float().to(dtype)
     except (RuntimeError, NotImplementedError):  # types that torch stores and does nothing else with
-        return torch.empty(6, dtype=dtype)
+        return numbers.to(torch.uint8 if dtype.itemsize == 1 else torch.int16).view(dtype)
 
 
 def locally(op: str, tensors: list[torch.Tensor]) -> torch.Tensor:
@@ -67,10 +70,16 @@ def locally(op: str, tensors: list[torch.Tensor]) -> torch.Tensor:
         for tensor in tensors[1:]:
             total = kinds[op](total, tensor.numpy())
         return torch.from_numpy(total)
-    if tensors[0].dtype == torch.complex32:  # torch divides only wider ones
-        return locally(op, [tensor.to(torch.complex64) for tensor in tensors]).to(torch.complex32)
+    own = tensors[0].dtype
+    wider = torch.complex64 if own == torch.complex32 else torch.float32
+    if own == torch.complex32 or (own.is_floating_point and own.itemsize == 1):
+        # torch divides only wider complex numbers, and does not compute with float8 at all.
+        return locally(op, [tensor.to(wider) for tensor in tensors]).to(own)
+    if op == "PREMUL_SUM":
+        tensors = [tensor * factor for tensor, factor in zip(tensors, FACTORS, strict=True)]
     fold: dict[str, Callable[..., torch.Tensor]] = {
-        "SUM": torch.add, "AVG": torch.add, "PRODUCT": torch.mul, "MIN": torch.minimum, "MAX": torch.maximum,
+        "SUM": torch.add, "AVG": torch.add, "PREMUL_SUM": torch.add, "PRODUCT": torch.mul,
+        "MIN": torch.minimum, "MAX": torch.maximum,
         "BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor,
     }  # fmt: skip
     total = tensors[0]
@@ -86,6 +95,10 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.dtype.is_floating_point and a.element_size() > 1:
         return torch.equal(a, b)
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+def reduce_op(op: str, rank: int) -> dist.ReduceOp:
+    return dist._make_nccl_premul_sum(FACTORS[rank]) if op == "PREMUL_SUM" else getattr(R, op)
 
 
 def attempt(rank: int, dtype: torch.dtype, what: str, op: str) -> str:
@@ -105,11 +118,11 @@ def attempt(rank: int, dtype: torch.dtype, what: str, op: str) -> str:
             dist.all_gather_into_tensor(out, mine)
             good = all(same(out[6 * r : 6 * r + 6], given(r, dtype)) for r in ranks)
         elif what == "reduce":
-            dist.reduce(mine, 2, getattr(R, op))
+            dist.reduce(mine, 2, reduce_op(op, rank))
             want = locally(op, [given(r, dtype) for r in ranks]) if rank == 2 else given(rank, dtype)
             good = same(mine, want)
         else:
-            dist.all_reduce(mine, getattr(R, op))
+            dist.all_reduce(mine, reduce_op(op, rank))
             good = same(mine, locally(op, [given(r, dtype) for r in ranks]))
     except (RuntimeError, ValueError, TypeError) as error:
         return str(error)
@@ -136,6 +149,7 @@ def table(pool: Pool) -> dict[Cell, str]:
     """The cells as all ranks see them alike."""
     first, second, third = pool.run(every_cell, [0, 1, 0])
     assert first == second == third
+    assert pool.run(every_cell, [0, 0, 0])[1] == first  # and on one machine
     return first
 
 
@@ -150,13 +164,18 @@ def test_c060_every_cell_equals_torch_or_is_refused_by_name(table: dict[Cell, st
                 seen,
             )
             assert op in seen or what in seen, (dtype, what, op, seen)
-    for dtype in ("float32", "float64", "float16", "bfloat16"):
-        assert all(table[dtype, "all_reduce", op] == "right" for op in OPS[:5]), dtype
+    for dtype in ("float32", "float64", "float16", "bfloat16", *QUARTERS):
+        assert all(table[dtype, "all_reduce", op] == "right" for op in (*OPS[:5], "PREMUL_SUM")), dtype
+    for dtype in ("complex32", "complex64", "complex128"):
+        assert all(table[dtype, "reduce", op] == "right" for op in (*OPS[:3], "PREMUL_SUM")), dtype
     for dtype in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool"):
-        assert all(table[dtype, "reduce", op] == "right" for op in OPS if op != "AVG"), dtype
-        assert "AVG is not supported" in table[dtype, "all_reduce", "AVG"]
-    for dtype in ("bool", "float8_e4m3fn", "float8_e5m2", "complex64", "uint16", "complex32"):
-        assert all(table[dtype, what, ""] == "right" for what in MOVES), dtype
+        assert all(table[dtype, "reduce", op] == "right" for op in OPS[2:8]), dtype
+        for op in ("AVG", "PREMUL_SUM"):
+            assert f"{op} is not supported" in table[dtype, "all_reduce", op]
+    for dtype in dict.fromkeys(dtype for dtype, _, _ in table):
+        quantised = dtype.startswith(("qint", "quint"))
+        assert all(("quantised" in table[dtype, what, ""]) == quantised for what in MOVES), dtype
+        assert all((table[dtype, what, ""] == "right") != quantised for what in MOVES), dtype
 
 
 def pattern(cell: Cell, text: str) -> str:
@@ -202,9 +221,18 @@ def document(table: dict[Cell, str]) -> str:
         "given.",
         "",
         "- Integers wrap around as torch's addition does: uint8 200 + 100 = 44, int8 120 + 100 = -36.",
-        "- AVG is for floats. Integers: convert, or use SUM and divide as you mean it.",
+        "- AVG is for floats. For integers torch has no one rule (Gloo fails, NCCL truncates): convert, or",
+        "  use SUM and divide as you mean it.",
+        "- PREMUL_SUM (`torch.distributed._make_nccl_premul_sum(factor)`, a number or a tensor of one",
+        "  element): each rank multiplies its tensor by its own factor before it gives it, as with NCCL. The",
+        "  factor is rounded to the dtype, the product once; then it is a SUM.",
         "- bool: SUM, MAX and BOR mean *or*; PRODUCT, MIN and BAND mean *and*; BXOR is *exclusive or*.",
-        "- float16 and bfloat16 fold in float32 and round to nearest even once per level.",
+        "- float16, bfloat16, complex32 and float8 fold in float32 and round to nearest even once per level.",
+        "- What is too large for float8 becomes what torch 2.13 makes of it: infinity in e5m2, the largest",
+        "  value (448) in e4m3fn, NaN in the two fnuz. float8_e8m0fnu holds scales (no zero, no sign) and",
+        "  is only moved.",
+        "- Every dtype moves whose bytes are all there is to it. A quantised tensor has a scale beside them",
+        "  and is refused by name, as are sparse, nested and meta tensors.",
         "- NaN wins in MIN and MAX, as in `torch.minimum` and `torch.maximum`.",
         "- `all_reduce` of complex numbers is of their real and imaginary parts (torch hands them over so).",
         "",

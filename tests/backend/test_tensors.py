@@ -264,3 +264,116 @@ def overflow(rank: int, size: int) -> None:
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_c062_small_integers_wrap_as_torch_does(pool: Pool, placement: list[int]) -> None:
     pool.run(overflow, placement)
+
+
+# ----------------------------------------------------------------- views, factors, refusals
+def views(rank: int, size: int) -> None:
+    ranks = range(size)
+
+    def number(r: int) -> torch.Tensor:
+        return torch.complex(torch.arange(6.0) + r, torch.full((6,), r + 1.0))
+
+    for lazy in (torch.conj, lambda t: torch.conj(t)[::2]):
+        # torch's own functions refuse conjugate views (view_as_real); other callers hand them to the group.
+        t = lazy(number(rank))
+        assert t.is_conj()
+        dist.group.WORLD.allreduce(t).wait()
+        assert torch.equal(t, sum(lazy(number(r)) for r in ranks))
+        t = lazy(number(rank))
+        dist.group.WORLD.broadcast(t, 1).wait()
+        assert torch.equal(t, lazy(number(1)))
+    negative = number(rank).conj().imag
+    assert negative.is_neg()
+    dist.all_reduce(negative)
+    assert negative.tolist() == [-float(sum(r + 1 for r in ranks))] * 6
+    leaf = torch.full((4, 3), rank + 1.0, requires_grad=True)
+    for part in (leaf.t(), leaf):
+        dist.all_reduce(part.detach() if part is leaf else part)
+    assert leaf.requires_grad
+    assert leaf.is_leaf
+    parameter = torch.nn.Parameter(torch.full((3,), float(rank)))
+    dist.broadcast(parameter, 1)
+    assert parameter.tolist() == [1.0] * 3
+    with torch.inference_mode():
+        inferred = torch.full((2, 3), float(rank))
+    dist.all_reduce(inferred.t())
+    assert inferred.tolist() == [[float(sum(ranks))] * 3] * 2
+    scalar = torch.tensor(rank + 1, dtype=torch.int16)
+    dist.all_reduce(scalar, R.PRODUCT)
+    assert scalar.shape == ()
+    assert scalar.item() == 6
+    # Types that torch cannot copy between strides.
+    whole = torch.full((4, 2), rank, dtype=torch.uint8)
+    dist.broadcast(whole.view(torch.int4)[:, 0], 2)
+    assert whole[:, 0].tolist() == [2] * 4
+    assert whole[:, 1].tolist() == [rank] * 4
+    wide = torch.full((4, 2), rank, dtype=torch.int16)
+    dist.broadcast(wide.view(torch.bits16).t(), 2)
+    assert wide.tolist() == [[2, 2]] * 4
+
+
+def factors(rank: int, size: int) -> None:
+    scale = [0.3, 1.7, -2.25]
+
+    def given(r: int, dtype: torch.dtype) -> torch.Tensor:
+        return (torch.linspace(-3, 3, 999) * (r + 1)).to(dtype)
+
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        # The factor rounded to the dtype, each product too, and the sum folded like any other.
+        want = given(rank, dtype) * torch.tensor([scale[rank]], dtype=dtype)
+        dist.all_reduce(want)
+        t = given(rank, dtype)
+        dist.all_reduce(t, dist._make_nccl_premul_sum(scale[rank]))
+        assert torch.equal(t, want), dtype
+        t = given(rank, dtype)
+        dist.all_reduce(t, dist._make_nccl_premul_sum(torch.tensor([scale[rank]], dtype=dtype)))
+        assert torch.equal(t, want), dtype
+        t, other = given(rank, dtype), given(rank, dtype)[::3]
+        dist.all_reduce_coalesced([t, other], dist._make_nccl_premul_sum(scale[rank]))
+        assert torch.equal(t, want), dtype
+        assert torch.equal(other, want[::3]), dtype
+        t = given(rank, dtype)
+        dist.reduce(t, 1, dist._make_nccl_premul_sum(scale[rank]))
+        assert torch.equal(t, want if rank == 1 else given(rank, dtype)), dtype
+    t = torch.ones(3, dtype=torch.complex64) * (1 + 2j)
+    dist.all_reduce(t, dist._make_nccl_premul_sum(0.5))
+    assert t.tolist() == [1.5 + 3j] * 3
+    with pytest.raises(TypeError, match=r"PREMUL_SUM is not supported for int64.*multiply it yourself"):
+        dist.all_reduce(torch.ones(2, dtype=torch.int64), dist._make_nccl_premul_sum(2.0))
+
+
+def refusals(rank: int, size: int) -> None:
+    quantised = torch.quantize_per_tensor(torch.ones(3), 0.5, 0, torch.qint8)
+    for text, tensor in {
+        "nested tensors": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        "nested tensors are not": torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged),
+        "sparse_csr tensors": torch.eye(3).to_sparse_csr(),
+        "on meta": torch.empty(3, device="meta"),
+        "quantised tensors .*qint8.*int_repr": quantised,
+    }.items():
+        for call in (
+            lambda tensor=tensor: dist.broadcast(tensor, 0),
+            lambda tensor=tensor: dist.all_reduce(tensor),
+            lambda tensor=tensor: dist.reduce(tensor, 0),
+        ):
+            with pytest.raises(TypeError, match=text):
+                call()
+    t = torch.ones(1)
+    dist.all_reduce(t)
+    assert t.item() == size
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_conjugate_negative_leaf_and_inference_tensors_are_written_as_what_they_are(
+    pool: Pool, placement: list[int]
+) -> None:
+    pool.run(views, placement)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_each_rank_multiplies_by_its_own_factor(pool: Pool, placement: list[int]) -> None:
+    pool.run(factors, placement)
+
+
+def test_what_is_not_dense_bytes_is_refused_by_name(pool: Pool) -> None:
+    pool.run(refusals, [0, 1, 0])

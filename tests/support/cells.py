@@ -51,7 +51,8 @@ def cells(kind: OpKind = OpKind.ALL_REDUCE) -> Iterator[tuple[str, ReduceOp]]:
 def all_calls(count: int, size: int) -> list[Call]:
     """All_reduce in every cell; the other kinds for every dtype, roots and ops in turn."""
     calls = [Call(OpKind.ALL_REDUCE, reduce, dtype, count) for dtype, reduce in cells()]
-    for index, dtype in enumerate(DTYPES):
+    alike = [name for name, row in DTYPES.items() if row.kind == "opaque" and row.itemsize == 1]
+    for index, dtype in enumerate(name for name in DTYPES if name not in alike[1:]):
         calls.append(Call(OpKind.BROADCAST, ReduceOp.NONE, dtype, count, index % size))
         calls.append(Call(OpKind.ALL_GATHER, ReduceOp.NONE, dtype, count))
     for index, (dtype, reduce) in enumerate(cells(OpKind.REDUCE)):
@@ -66,7 +67,7 @@ def values(dtype: str, count: int, rank: int, seed: int) -> np.ndarray:
     rng = np.random.default_rng([seed, rank, count])
     if row.kind == "bool":
         return rng.integers(0, 2, count, np.uint8)
-    if row.kind in ("int", "opaque"):
+    if row.kind in ("int", "opaque", "quarter"):
         return rng.integers(0, 256, count * row.itemsize, np.uint8)
     parts = count * (2 if row.kind == "complex" else 1)
     numbers = rng.standard_normal(parts, np.float32)
@@ -77,8 +78,9 @@ def values(dtype: str, count: int, rank: int, seed: int) -> np.ndarray:
     if dtype == "bfloat16":
         return (numbers.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
     with np.errstate(over="ignore"):
-        kind = {"float16": np.float16, "float64": np.float64, "complex128": np.float64}.get(dtype, np.float32)
-        return numbers.astype(kind).view(np.uint8)
+        kind = {"float16": np.float16, "complex32": np.float16, "float64": np.float64}
+        kind |= {"complex128": np.float64}
+        return numbers.astype(kind.get(dtype, np.float32)).view(np.uint8)
 
 
 def digest(data: Any) -> str:
@@ -115,6 +117,8 @@ def call(spec: Call, tensor: Any, group: Any) -> tuple[Any, Any]:
         out = torch.empty(dist.get_world_size(group) * spec.count, dtype=tensor.dtype)
         return dist.all_gather_into_tensor(out, tensor, group, async_op=True), out
     op = getattr(dist.ReduceOp, spec.reduce.name)
+    if spec.reduce == ReduceOp.PREMUL_SUM:
+        op = dist._make_nccl_premul_sum(1.0)  # the oracle does not multiply
     if tensor.is_complex() and spec.reduce == ReduceOp.PRODUCT:  # torch's own function refuses this one
         if spec.kind == OpKind.REDUCE:
             options = dist.ReduceOptions()
