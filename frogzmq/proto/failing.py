@@ -10,16 +10,16 @@ from collections.abc import Sequence
 
 from frogzmq.descriptor import Descriptor, decode_descriptor
 from frogzmq.machine import CloseOp, Effect, Fail, Send
-from frogzmq.proto.closing import Closing
+from frogzmq.proto.holding import PAST_ALL, Holding
 from frogzmq.proto.op import Op
 from frogzmq.types import PeerId
 from frogzmq.wire.messages import GroupFailed, OpDescriptor, RankGone
 
-PAST_ALL = 1 << 62
-"""Watermark of a machine that needs nothing of the group any more, or is gone."""
+LAST_CHANCE_S = 3.0
+"""How long a machine that holds what a dead one made has to hand it on, before the op fails after all."""
 
 
-class Failing(Closing):
+class Failing(Holding):
     """Failure of a group, from this machine's ranks or another's."""
 
     def _disagree(self, op: Op, host: int, out: list[Effect]) -> None:
@@ -138,14 +138,33 @@ class Failing(Closing):
         if self.done_there[host] < PAST_ALL:
             self.done_there[host] = PAST_ALL
             ranks = self.hosts[host].ranks
-            owed = [
-                seq
-                for seq, op in sorted(self.ops.items())
-                if not op.complete and (op.plan is None or host in op.lacking())
-            ]
+            text = f"{self.machine(host)} is gone: {reason}"
+            owed = self._owed(host, text, now)
             left = [self.gone[rank] for rank in ranks if rank in self.gone]
             if owed or len(left) < len(ranks):
-                first = owed[0] if owed else max(self.done, *self.next_post.values(), 1)
-                text = f"{self.machine(host)} is gone: {reason}"
+                first = owed or max(self.done, *self.next_post.values(), 1)
                 self.fail(first, "RankLost", text, now, out)
             self.close_ready(out)
+
+    def _owed(self, host: int, text: str, now: float) -> int:
+        """The first op that lacks what only a dead machine had, or 0; earlier ones get a last chance."""
+        for seq in sorted(self.ops):
+            op = self.ops[seq]
+            if op.complete or (op.plan is not None and host not in op.lacking()):
+                continue
+            if op.plan is None or not self.obtainable(op, host):
+                return seq
+            self.orphans[seq] = (now + LAST_CHANCE_S, host, text)
+            op.repair_at = self.next_repair = now
+        return 0
+
+    def give_up(self, now: float, out: list[Effect]) -> None:
+        """Fail ops that still lack what a dead machine made, though others announced that they hold it."""
+        for seq, (at, host, text) in sorted(self.orphans.items()):
+            op = self.ops.get(seq)
+            if op is None or host not in op.lacking():
+                del self.orphans[seq]
+            elif now >= at:
+                self.orphans.clear()
+                self.fail(seq, "RankLost", text, now, out)
+                return

@@ -6,8 +6,8 @@ may ops run, so no chunk ever meets a machine that has not heard of its group. A
 by each rank alike.
 
 A group is built in storeys, each of which knows only those below it: ``members`` (the state), ``closing``
-(how ops end), ``failing`` (how the group does), ``repair`` (asking again), ``postal`` (messages between
-single ranks), and on top what starts it all.
+(how ops end), ``holding`` (who has what), ``failing`` (how the group ends), ``repair`` (asking again),
+``postal`` (messages between single ranks), and on top what starts it all.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from frogzmq.descriptor import Descriptor
 from frogzmq.errors import Mismatch
 from frogzmq.machine import CloseGroup, CloseOp, Effect, Fail, Joined, Send
 from frogzmq.proto.closing import LEAD
-from frogzmq.proto.failing import PAST_ALL
+from frogzmq.proto.holding import PAST_ALL
 from frogzmq.proto.op import Op
 from frogzmq.proto.postal import Postal
 from frogzmq.types import PeerId

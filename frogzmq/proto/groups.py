@@ -25,8 +25,8 @@ from frogzmq.machine import (
     Send,
     Stats,
 )
-from frogzmq.proto.failing import PAST_ALL
 from frogzmq.proto.group import Group
+from frogzmq.proto.holding import PAST_ALL
 from frogzmq.proto.joining import Joining
 from frogzmq.proto.mailroom import MailRoom
 from frogzmq.proto.peers import PeerTable
@@ -98,8 +98,8 @@ class Groups:
             OpDescriptor: self._on_op_descriptor,
             Manifest: self._on_manifest,
             Want: self._on_want,
-            Have: self._on_announcement,
-            Links: self._on_announcement,
+            Have: self._on_have,
+            Links: self._on_links,
         }
         self.room = MailRoom(self.groups, self._bury)
         self.events |= self.room.events
@@ -288,8 +288,13 @@ class Groups:
             if role in (0, 1) and not self.transfer.queued(peer, op.gid, op.seq, key):
                 self.stats.repairs_answered += op.resend(key, peer, out)
 
-    def _on_announcement(self, peer: PeerId, message: Have | Links, now: float, out: list[Effect]) -> None:
-        """Lossy by contract: nothing waits for it."""
+    def _on_have(self, peer: PeerId, message: Have, now: float, out: list[Effect]) -> None:
+        group = self._group(peer, message.gid)
+        if group is not None:
+            group.have(group.host_of[peer], message, now)
+
+    def _on_links(self, peer: PeerId, message: Links, now: float, out: list[Effect]) -> None:
+        """What others measured is not used yet."""
 
     # ----------------------------------------------------------------- coming and going
     def peer_up(self, peer: PeerId, now: float, out: list[Effect]) -> None:

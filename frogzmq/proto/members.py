@@ -55,6 +55,8 @@ class Members:
         self.views: dict[Descriptor, View] = {}
         self.view_pieces = 0
         self.next_repair = float("inf")
+        self.orphans: dict[int, tuple[float, int, str]] = {}
+        """Ops that lack what a dead machine made and others hold: until when, which machine, its text."""
         self.held_back: deque[tuple[Op, int]] = deque()
         """Ranks that only give, and have run ahead of who receives: told later that they are done."""
         self.recent: deque[tuple[int, Op]] = deque(maxlen=RECENT_OPS)

@@ -35,9 +35,9 @@ class Op:
     """State of op ``seq`` of a group on host ``here`` (an index into the plan's hosts)."""
 
     __slots__ = (
-        "complete", "delivered", "descriptor", "early", "early_tags", "final", "gid", "have", "held", "here",
-        "hold", "missing", "next_span", "observed", "opened_at", "part_left", "parts_left", "piece_done",
-        "pieces_left", "plan", "posted", "prefix", "ready", "rejects", "repair_at",
+        "asked", "complete", "delivered", "descriptor", "early", "early_tags", "final", "gid", "have", "held",
+        "here", "hold", "holders", "missing", "next_span", "observed", "opened_at", "part_left", "parts_left",
+        "piece_done", "pieces_left", "plan", "posted", "prefix", "ready", "rejects", "repair_at",
         "repair_wait", "seq", "tag", "unconsumed", "unheard", "view",
     )  # fmt: skip
 
@@ -70,6 +70,10 @@ class Op:
         self.repair_wait = repair_after
         self.repair_at = now + repair_after
         self.rejects: dict[Key, list[int]] = {}
+        self.asked: dict[int, int] = {}
+        """How often chunks that a machine owes were asked for, there or elsewhere."""
+        self.holders: dict[int, set[int]] = {}
+        """Part -> machines that announced all of it: see ``proto.holding``."""
 
     # ------------------------------------------------------------------ opening
     def open(self, descriptor: Descriptor, view: View, now: float, out: list[Effect]) -> None:
@@ -190,6 +194,7 @@ class Op:
         if header.role == Role.PART:
             self._observe(header.part, header.index, header.digest, now, out)
         else:
+            self.have[-1, header.index] = header.digest
             self._piece(header.index, out)
         self._check_complete()
 
@@ -355,6 +360,9 @@ class Op:
         if plan is None:
             return False
         digest = self.have.get((part, index) if role == Role.PART else (-1, index))
+        if digest is None and role == Role.RESULT and index < plan.pieces and self.piece_done[index]:
+            sources = plan.sources(index)
+            digest = self.have.get(sources[0]) if len(sources) == 1 else None  # the same bytes
         if digest is None:
             return False
         out.append(self._chunk(peer, Role(role), part, index, digest))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from frogzmq.machine import Effect
-from frogzmq.proto.failing import PAST_ALL
+from frogzmq.proto.holding import PAST_ALL
 from frogzmq.proto.mail import Mail
 from frogzmq.proto.repair import Repair
 from frogzmq.proto.settings import CoreSettings

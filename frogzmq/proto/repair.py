@@ -1,20 +1,24 @@
 """Repair: what did not come, or came damaged, is asked for again; watermarks that got lost are repeated.
 
 Chunks are pushed along the plan. Each machine knows exactly what it lacks, so nothing waits for a message
-that says so; ``Want`` is sent only when nothing has come for a while.
+that says so; ``Want`` is sent only when nothing has come for a while, to any machine that
+holds what it names.
 """
 
 from __future__ import annotations
 
 from frogzmq.content.manifest import root_of
 from frogzmq.machine import Effect, Publish, Send
-from frogzmq.proto.failing import PAST_ALL, Failing
-from frogzmq.proto.op import Op
+from frogzmq.proto.failing import Failing
+from frogzmq.proto.holding import PAST_ALL, due
+from frogzmq.proto.op import Key, Op
 from frogzmq.types import PeerId
 from frogzmq.wire.messages import ChunkHeader, Have, Manifest, OpDone, Want
 
 PATIENCE_REJECTS = 3
 """Damaged copies of one chunk before the op fails and names who sent them."""
+AT_ONCE = 64
+"""Chunks that are asked for in one go."""
 
 
 class Repair(Failing):
@@ -25,7 +29,7 @@ class Repair(Failing):
         op = self.ops.get(header.seq)
         if op is None or op.plan is None or not op.wanted(header):
             return
-        key = (int(header.role), header.part, header.index)
+        key: Key = (int(header.role), header.part, header.index)
         tried = op.rejects.setdefault(key, [])
         tried.append(self.host_of[peer])
         if len(tried) >= PATIENCE_REJECTS:
@@ -36,10 +40,9 @@ class Repair(Failing):
             )
             self.fail(op.seq, "IntegrityError", text, now, out)
             return
-        holders = [h for h in range(len(self.hosts)) if h != self.here and h not in tried]
-        faithful = header.role == 0 and len(op.plan.part_targets(header.part, header.index)) > 1
-        target = holders[0] if holders and faithful else self.host_of[peer]
-        self._want(op, target, [key], out)
+        known = [*self.others_with(op, key), *due(op.plan, key)]
+        others = [h for h in known if h not in (self.here, *tried) and self.done_there[h] < PAST_ALL]
+        self._want(op, others[0] if others else self.host_of[peer], [key], out)
 
     def _want(self, op: Op, host: int, keys: list[tuple[int, int, int]], out: list[Effect]) -> None:
         self.repairs_asked += len(keys)
@@ -62,7 +65,8 @@ class Repair(Failing):
     @property
     def deadline(self) -> float:
         """When ``tick`` wants to run."""
-        return min(self.tell_at, self.next_repair)
+        first = min(self.tell_at, self.next_repair)
+        return min(first, *(at for at, _, _ in self.orphans.values())) if self.orphans else first
 
     def tick(self, now: float, heard: dict[PeerId, float], out: list[Effect]) -> None:
         """Tell watermarks; ask again for what does not come. ``heard``: last chunk from each peer."""
@@ -72,6 +76,8 @@ class Repair(Failing):
                 if host != self.here and self.told[host] < self.done and self.done_there[host] < PAST_ALL:
                     self.told[host] = self.done
                     out.append(Send(peer.peer, OpDone(gid=self.hex, upto=self.done)))
+        if self.orphans:
+            self.give_up(now, out)
         if now >= self.next_repair:
             self._repair(now, heard, out)
 
@@ -83,6 +89,8 @@ class Repair(Failing):
             if now >= op.repair_at:
                 if op.complete:
                     self._ask_done(seq, out)
+                    if seq >= self.done:  # else the watermark says so
+                        self._announce(op, out)
                 else:
                     self._ask(op, now, heard, quiet_s, out)
                 op.repair_wait = min(op.repair_wait * 2, 8 * quiet_s)
@@ -96,9 +104,36 @@ class Repair(Failing):
                 out.append(Send(there.peer, OpDone(gid=self.hex, upto=self.done, ask=True)))
 
     def _ask(self, op: Op, now: float, heard: dict[PeerId, float], quiet_s: float, out: list[Effect]) -> None:
-        for host, keys in sorted(op.lacking().items()):
-            if now - heard.get(self.hosts[host].peer, float("-inf")) >= quiet_s:
-                self._want(op, host, keys[:64], out)
-        if op.plan is not None:
-            whole = [part for part, left in op.part_left.items() if left == 0]
-            out.append(Publish(Have(peer=self.me, gid=self.hex, seq=op.seq, parts=whole)))
+        """Ask for what has not come: whoever announced that it holds it and who makes it, in turn.
+
+        A machine that sends us chunks is not asked, nor is anyone in its place: the rest is on the way, and a
+        second copy of it would only take its room.
+        """
+        for maker, keys in sorted(op.lacking().items()):
+            alive = self.done_there[maker] < PAST_ALL
+            if alive and now - heard.get(self.hosts[maker].peer, float("-inf")) < quiet_s:
+                continue
+            turn = op.asked[maker] = op.asked.get(maker, -1) + 1
+            wants: dict[int, list[Key]] = {}
+            for key in keys[:AT_ONCE]:
+                whom = self.others_with(op, key) + [maker] * alive
+                if whom:
+                    wants.setdefault(whom[turn % len(whom)], []).append(key)
+            for host, wanted in sorted(wants.items()):
+                self._want(op, host, wanted, out)
+        self._announce(op, out)
+
+    def _announce(self, op: Op, out: list[Effect]) -> None:
+        """Say what is held here of an op that is late: another may lack just that."""
+        view = op.view
+        if view is None:
+            return
+        whole = [part for part, left in op.part_left.items() if left == 0]
+        results = any(view.receives) and all(map(int.__le__, view.receives, op.piece_done))
+        out.append(Publish(Have(peer=self.me, gid=self.hex, seq=op.seq, parts=whole, results=results)))
+
+    def have(self, host: int, message: Have, now: float) -> None:
+        """Another machine announces what it holds; if that is what is waited for, it is asked at once."""
+        if self.announced(host, message):
+            op = self.ops[message.seq]
+            op.repair_at = self.next_repair = now

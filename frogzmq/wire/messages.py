@@ -176,13 +176,14 @@ class Want(Control):
 
 
 class Have(Control):
-    """Announcement: parts of which the sender holds every chunk its plan gave it, and how far it is."""
+    """Announcement: parts of which the sender holds every chunk that it is due; the same for the result."""
 
     KIND = 13
     peer: HexId
     gid: HexGroup
     seq: U63
     parts: Annotated[list[Rank], Field(max_length=limits.MEMBERS)]
+    results: bool = False
 
 
 class OpDone(Control):

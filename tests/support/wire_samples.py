@@ -51,7 +51,7 @@ CONTROLS: tuple[messages.Message, ...] = (
     messages.OpDescriptor(gid=GID, seq=7, rank=3, descriptor=DESCRIPTOR.decode()),
     messages.Manifest(gid=GID, seq=7, part=1, root=DIGEST, observed=[(0, 0.0), (1, 0.125)]),
     messages.Want(gid=GID, seq=7, items=[(0, 1, 2), (1, 0, 9)]),
-    messages.Have(peer=WHO.peer, gid=GID, seq=7, parts=[0, 1]),
+    messages.Have(peer=WHO.peer, gid=GID, seq=7, parts=[0, 1], results=True),
     messages.OpDone(gid=GID, upto=8),
     messages.Credit(cost=64),
     messages.Links(peer=WHO.peer, rows=[("fedcba9876543210", 0.001, 1e9, 2.5e8)]),

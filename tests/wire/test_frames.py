@@ -126,6 +126,7 @@ def longest(cls: type[messages.Control]) -> messages.Control:
         "sent": number,
         "settled": False,
         "ask": False,
+        "results": False,
         "clean": False,
         "members": DIGEST,
         "root": DIGEST,
