@@ -90,3 +90,27 @@ def test_training_without_a_launch_says_how_to() -> None:
 
 def test_allreduce_is_short_enough_to_read() -> None:
     assert len((EXAMPLES / "allreduce.py").read_text().splitlines()) < 60
+
+
+def test_the_variants_report_what_they_left_out() -> None:
+    lines: list[str] = []
+    command = [
+        sys.executable,
+        str(EXAMPLES / "variants.py"),
+        "--steps",
+        "24",
+        "--slow",
+        "0.02",
+        "--every",
+        "8",
+    ]
+    with Ranks(Layout(2, 1), command, on_line=lambda rank, line: lines.append(line)) as ranks:
+        ranks.wait(DEADLINE_S)
+    rows = {line.split(" ")[0]: line for line in lines}
+    assert "24 steps" in rows["fresh_only"]
+    assert rows["every_k(4)"].endswith("24 steps: 48 contributions used (100.0%), 0 skipped")
+    assert rows["DiLoCo(8)"].endswith("4 steps: 8 contributions used (100.0%), 0 skipped")
+    for name in ("DDP", "fresh_only", "every_k(4)", "DiLoCo(8)"):
+        figures = re.search(r" s +(\d\.\d+) +(\d\.\d+)  ", rows[name])
+        assert figures is not None, rows[name]
+        assert 0 < float(figures[1]) < 2.5
