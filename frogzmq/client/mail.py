@@ -104,7 +104,7 @@ class Mailbox:
             flags = INLINE if inline else 0
             self._client.connection.send(encode_mail(self.handle, n, flags, dst, tag, size, dtype, payload))
         if inline:
-            self._complete(message, None)
+            message.done = True  # nobody else knows of it yet
         else:
             message.told = True
             self.start()

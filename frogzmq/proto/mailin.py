@@ -57,6 +57,8 @@ class Inbox:
         self.letters: dict[MailKey, Letter] = {}
         self.deadline = float("inf")
         self.open_bytes = 0
+        self.fetching: dict[MailKey, Letter] = {}
+        """Asked for, and not all here."""
         self.queue: deque[Letter] = deque()
         """Matched, and waiting for room."""
         self.repairs = 0
@@ -135,7 +137,6 @@ class Inbox:
         letter.prefix = letter.chunks if gap < 0 else gap
         letter.ready = min(letter.prefix * self.group.settings.chunk_bytes, letter.size)
         if letter.left == 0:
-            letter.repair_at = float("inf")
             self._took(letter, now, out)
         return letter
 
@@ -202,6 +203,7 @@ class Inbox:
             letter.repair_wait = self.group.settings.repair_after_s
             letter.repair_at = now + letter.repair_wait
             self.deadline = min(self.deadline, letter.repair_at)
+            self.fetching[letter.key] = letter
             out.append(OpenMail(letter.key, letter.size, step))
             self._want(letter.key, [], out)
 
@@ -229,6 +231,7 @@ class Inbox:
 
     def _took(self, letter: Letter, now: float, out: list[Effect]) -> None:
         del self.letters[letter.key]
+        self.fetching.pop(letter.key, None)
         pair = self.pairs[letter.key.src, letter.key.dst]
         pair.early -= letter.cost
         pair.open -= 1
@@ -288,6 +291,7 @@ class Inbox:
         for pair in self.pairs.values():
             out.extend(CloseMail(letter.key) for letter in pair.stash.values() if letter.cost)
         self.letters.clear()
+        self.fetching.clear()
         self.pairs.clear()
         self.queue.clear()
         self.open_bytes = 0
@@ -304,10 +308,8 @@ class Inbox:
                 self._say(src, dst, pair, 0, out)
             deadline = min(deadline, pair.say_at)
         quiet = self.group.settings.repair_after_s
-        for letter in self.letters.values():
-            if letter.have is None:
-                continue
-            if now >= letter.repair_at:
+        for letter in self.fetching.values():
+            if letter.have is not None and now >= letter.repair_at:
                 missing = [index for index in range(letter.prefix, letter.chunks) if not letter.have[index]]
                 self._want(letter.key, missing[:WANT_AT_ONCE], out)
                 letter.repair_wait = min(letter.repair_wait * 2, SLOWEST * quiet)

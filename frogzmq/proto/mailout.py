@@ -44,9 +44,10 @@ def early_room(group: Postal, host: int) -> int:
 class _Pair:
     """What one rank has sent to another."""
 
-    __slots__ = ("early", "known", "letters", "repair_at", "repair_wait", "sent")
+    __slots__ = ("early", "known", "letters", "peer", "repair_at", "repair_wait", "room", "sent")
 
-    def __init__(self) -> None:
+    def __init__(self, peer: PeerId, room: int) -> None:
+        self.peer, self.room = peer, room
         self.letters: dict[int, Letter] = {}
         self.sent = self.known = self.early = 0
         self.repair_at = float("inf")
@@ -74,7 +75,10 @@ class Outbox:
     def send(self, letter: Letter, now: float, out: list[Effect]) -> None:
         """A local rank sends a message."""
         key, group = letter.key, self.group
-        pair = self.pairs.setdefault((key.src, key.dst), _Pair())
+        pair = self.pairs.get((key.src, key.dst))
+        if pair is None:
+            peer = self._peer(key.dst)
+            pair = self.pairs[key.src, key.dst] = _Pair(peer, early_room(group, group.host_of[peer]))
         pair.sent = key.n
         pair.letters[key.n] = letter
         letter.chunks = max(1, -(-letter.size // group.settings.chunk_bytes))
@@ -87,8 +91,7 @@ class Outbox:
     def _unasked(self, letter: Letter, pair: _Pair, out: list[Effect]) -> bool:
         """Push a message of one chunk where the other machine has room for it."""
         cost = letter.size + LETTER_BYTES
-        room = early_room(self.group, self.group.host_of[self._peer(letter.key.dst)])
-        if letter.wanted or not letter.complete or letter.chunks > 1 or pair.early + cost > room:
+        if letter.wanted or not letter.complete or letter.chunks > 1 or pair.early + cost > pair.room:
             return False
         letter.cost, letter.wanted = cost, True
         pair.early += cost

@@ -105,7 +105,7 @@ class PostOffice:
     def give(self, key: MailKey) -> None:
         """A rank is asked for bytes that it withheld."""
         data = self._withheld.pop(key, None)
-        if data is not None:
+        if data is not None and key not in self.done:
             peer = self.cluster.host_of[key.src]
             peer.mail.buffers.put(key, data)
             peer.event(MailReady(key, len(data)))

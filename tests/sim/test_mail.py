@@ -273,3 +273,47 @@ def test_small_messages_are_asked_for_as_fast_as_they_are_read(hosts: list[int])
     cluster.world.run(lambda: all(one in mail.inbox for one in got))
     assert [mail.inbox[one][1] for one in got] == [content(0, 1, 0, n, 20_000) for n in range(count)]
     settled(cluster)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_whatever_ends_nothing_is_left_and_nobody_hangs(data: st.DataObject) -> None:
+    hosts = data.draw(st.sampled_from([[3], [1, 1], [2, 1], [1, 1, 1]]))
+    link = data.draw(st.sampled_from([LinkModel(), LinkModel(loss=0.1, jitter_s=0.003)]))
+    cluster = joined(hosts, settings=SMALL, link=link, seed=str(data.draw(st.integers(0, 1000))))
+    mail, ranks = cluster.mail, list(range(cluster.size))
+    there: list[int] = list(ranks)
+    got: list[tuple[int, int]] = []
+    from_oneself: dict[tuple[int, int], bool] = {}
+    for _ in range(data.draw(st.integers(1, 25))):
+        if len(there) < 2:
+            break
+        src, dst = data.draw(st.sampled_from(there)), data.draw(st.sampled_from(ranks))
+        size = data.draw(st.sampled_from([0, 100, 40_000, 200_000]))
+        what = data.draw(
+            st.sampled_from(["send", "send", "withhold", "recv", "anyone", "leave", "wait", "wait"])
+        )
+        if what in ("send", "withhold"):
+            mail.send(src, dst, bytes(size), tag=size, withhold=what == "withhold")
+        elif what in ("recv", "anyone"):
+            got.append(mail.receive(src, -1 if what == "anyone" else dst, size, tag=size))
+            from_oneself[got[-1]] = what == "recv" and dst == src
+        elif what == "leave":
+            there.remove(src)
+            cluster.leave(src, clean=data.draw(st.sampled_from([True, True, True, False])))
+        else:
+            cluster.world.advance(data.draw(st.sampled_from([1e-5, 0.003, 1.0])))
+    cluster.world.advance(20.0)
+    for rank in there[1:]:
+        cluster.leave(rank)
+    last = there[0] if there else -1
+
+    def over(one: tuple[int, int]) -> bool:
+        done = one in mail.inbox or one in mail.failed or one[0] in cluster.errors
+        return done or one[0] != last or from_oneself[one]
+
+    cluster.world.run(lambda: all(map(over, got)), limit_s=120)
+    cluster.leave(last) if there else None
+    cluster.world.run(lambda: not any(peer.core.groups for peer in cluster.peers.values()), limit_s=120)
+    for peer in cluster.peers.values():
+        assert peer.mail.buffers.usage() == {"messages": 0, "room_bytes": 0}
