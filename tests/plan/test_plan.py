@@ -236,3 +236,17 @@ def test_all_gather_is_not_cut_by_owner():
     plan = plan_of(OpKind.ALL_GATHER, numel=1000)
     assert len(plan.spans) == 1
     assert plan.result_nbytes(0) == 3000
+
+
+@pytest.mark.parametrize("kind", [OpKind.ALL_REDUCE, OpKind.BROADCAST])
+@pytest.mark.parametrize("mode", [Mode.SHARD, Mode.FAITHFUL])
+def test_tensors_beyond_four_gib_are_cut_without_a_gap(kind, mode):
+    numel = (9 << 30) + 1
+    root = 1 if kind == OpKind.BROADCAST else -1
+    plan = plan_of(kind, numel=numel, mode=mode, root=root, chunk_bytes=1 << 20)
+    assert plan.descriptor.nbytes == numel
+    assert set(plan.part_nbytes) == {numel}
+    spans = plan.cuts[0]
+    assert spans[0].start == 0
+    assert spans[-1].stop == numel
+    assert all(a.stop == b.start for a, b in pairwise(spans))

@@ -50,7 +50,13 @@ def cells(kind: OpKind = OpKind.ALL_REDUCE) -> Iterator[tuple[str, ReduceOp]]:
 
 def all_calls(count: int, size: int) -> list[Call]:
     """All_reduce in every cell; the other kinds for every dtype, roots and ops in turn."""
-    calls = [Call(OpKind.ALL_REDUCE, reduce, dtype, count) for dtype, reduce in cells()]
+    # Inside the fabric PREMUL_SUM is a SUM, and the float8 formats differ in a table only.
+    calls = [
+        Call(OpKind.ALL_REDUCE, reduce, dtype, count)
+        for dtype, reduce in cells()
+        if (reduce != ReduceOp.PREMUL_SUM or dtype == "float32")
+        and (DTYPES[dtype].kind != "quarter" or dtype == "float8_e4m3fn")
+    ]
     alike = [name for name, row in DTYPES.items() if row.kind == "opaque" and row.itemsize == 1]
     for index, dtype in enumerate(name for name in DTYPES if name not in alike[1:]):
         calls.append(Call(OpKind.BROADCAST, ReduceOp.NONE, dtype, count, index % size))
