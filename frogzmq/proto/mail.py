@@ -365,6 +365,8 @@ class Mail:
         return {
             "sent": self.sent,
             "received": self.received,
+            "repairs_asked": self.inbox.repairs,
+            "repairs_answered": self.outbox.repairs,
             "waiting": [_row(one, now) for one in waiting[:MAX_SHOWN]],
             "waits": len(waiting),
         }

@@ -304,3 +304,58 @@ def leaves_first(rank: int, size: int, numel: int) -> None:
 @pytest.mark.parametrize("numel", [1, 1_000_000])
 def test_what_was_sent_before_leaving_still_arrives(pool: Pool, placement: list[int], numel: int) -> None:
     pool.run(leaves_first, placement, numel)
+
+
+def pipeline(rank: int, size: int, kind: str) -> None:
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+    torch.manual_seed(0)
+    layers = [torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Tanh()) for _ in range(size)]
+    stage = PipelineStage(layers[rank], rank, size, torch.device("cpu"))
+    schedule = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[kind]
+    runner = schedule(stage, 4, loss_fn=torch.nn.functional.mse_loss)
+    x, y = torch.randn(16, 32), torch.randn(16, 32)
+    for _ in range(3):
+        layers[rank].zero_grad()
+        given = {0: [x], size - 1: []}.get(rank, [])
+        runner.step(*given, **({"target": y, "losses": []} if rank == size - 1 else {}))
+    got = [parameter.grad.clone() for parameter in layers[rank].parameters()]
+    for layer in layers:
+        layer.zero_grad()
+    whole = torch.nn.Sequential(*layers)
+    for part, target in zip(x.chunk(4), y.chunk(4), strict=True):
+        (torch.nn.functional.mse_loss(whole(part), target) / 4).backward()
+    torch.testing.assert_close(got, [parameter.grad for parameter in layers[rank].parameters()])
+
+
+@pytest.mark.parametrize("kind", ["gpipe", "1f1b"])
+def test_pipelining_gives_the_gradients_of_one_process(pool: Pool, kind: str) -> None:
+    pool.run(pipeline, [0, 0, 1], kind)
+
+
+def after_the_end(rank: int, size: int) -> None:
+    group = dist.new_group()
+    dist.destroy_process_group(group)
+    backend = dist.group.WORLD
+    with pytest.raises(ValueError, match="Invalid rank|group"):
+        dist.send(torch.ones(1), 1 - rank, group=group)
+    with pytest.raises(dist.DistBackendError, match="invalid destination rank 7"):
+        backend.send([torch.ones(1)], 7, 0)
+    with pytest.raises(dist.DistBackendError, match="Tag must be nonnegative"):
+        dist.recv(torch.ones(1), 1 - rank, tag=-1)
+    with pytest.raises(dist.DistBackendError, match="share memory"):
+        dist.recv(torch.ones(1).expand(3), 1 - rank)
+    got = torch.zeros(1)
+    work = dist.irecv(got, 1 - rank)
+    with pytest.raises(dist.DistBackendError, match="before the message has come|no meaning"):
+        backend.recv_anysource([torch.zeros(1)], 5)._source_rank()
+    dist.send(torch.ones(1), 1 - rank)
+    work.wait()
+    assert got.item() == 1
+    dist.send(torch.ones(1), 1 - rank, tag=5)  # for the one that was posted above
+    dist.barrier()
+
+
+@pairs
+def test_wrong_calls_are_refused_and_hurt_nobody(pool: Pool, placement: list[int]) -> None:
+    pool.run(after_the_end, placement)
