@@ -23,7 +23,8 @@ Fold = Callable[[Sequence[np.ndarray], int], np.ndarray]
 def descriptors(draw: st.DrawFn, kind: OpKind, size: int, dtype: str = "float32") -> Descriptor:
     """Any call of ``kind`` in a group of ``size`` ranks, even or uneven."""
     root = draw(st.integers(0, size - 1)) if kind in ROOTED else -1
-    reduce = draw(st.sampled_from([ReduceOp.SUM, ReduceOp.MAX])) if kind in FOLDING else ReduceOp.NONE
+    average = [ReduceOp.AVG] if dtype_of(dtype).kind in ("float", "half") else []
+    reduce = draw(st.sampled_from([ReduceOp.SUM, *average])) if kind in FOLDING else ReduceOp.NONE
     most = 3000 if size <= 8 else 20
     if kind in SPLIT and draw(st.booleans()):
         count = size * size if kind == OpKind.ALL_TO_ALL else size
