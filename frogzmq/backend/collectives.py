@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, NoReturn, ParamSpec, TypeAlias, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import (
 from torch.autograd.profiler import record_function
 
 from frogzmq.backend.errors import BadTensor, FrogError, UnsupportedError, UnsupportedType, surface
+from frogzmq.backend.joint import JointWork
 from frogzmq.backend.premul import premultiplied
 from frogzmq.backend.tensors import as_bytes, dtype_name, is_plain, read, write_into
 from frogzmq.backend.work import FrogWork
@@ -33,6 +34,8 @@ from frogzmq.types import OpKind, ReduceOp
 
 Tensor: TypeAlias = torch.Tensor
 Key: TypeAlias = tuple[OpKind, ReduceOp, torch.dtype, tuple[int, ...], int]
+Tracked: TypeAlias = FrogWork | JointWork
+W = TypeVar("W", bound=Tracked)
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -77,12 +80,18 @@ class Collectives:
 
     _group: GroupHandle
     _descriptors: dict[Key, Descriptor]
+    _batch: list[Any] | None = None
+    """Works of a coalescing block, while one is open."""
 
     @_collective("all_reduce")
-    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> FrogWork:
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Tracked:
         """Fold the ranks' tensors; all get the result, in place. One tensor (or a list of one)."""
         tensor = _single(tensors, "all_reduce")
         reduce = _reduce_of(opts, "all_reduce")
+        if tensor.is_sparse:
+            from frogzmq.backend.sparse import all_reduce  # rarely wanted
+
+            return self._tracked(all_reduce(self._group, tensor, reduce, _timeout_of(opts, timeout)))
         descriptor = self._describe(OpKind.ALL_REDUCE, reduce, tensor)
         given = tensor if reduce != ReduceOp.PREMUL_SUM else premultiplied(tensor, opts, "all_reduce")
         return self._exchange(descriptor, "all_reduce", given, [tensor], _timeout_of(opts, timeout))
@@ -147,9 +156,25 @@ class Collectives:
         if nested and len(outputs) != 1:
             raise BadTensor(f"{what}: requires a single-element output list containing a list with tensors")
         outs: list[Tensor] = list(outputs[0] if nested else outputs)
-        self._check_outputs(outs, tensor, what)
-        descriptor = self._describe(OpKind.ALL_GATHER, ReduceOp.NONE, tensor)
+        counts = [out.numel() for out in outs]
+        if len(outs) == self._group.size and len(set(counts)) > 1:
+            descriptor = self._uneven(outs, tensor, counts, what)
+        else:
+            self._check_outputs(outs, tensor, what)
+            descriptor = self._describe(OpKind.ALL_GATHER, ReduceOp.NONE, tensor)
         return self._exchange(descriptor, what, tensor, outs, _timeout_of(opts, timeout))
+
+    def _uneven(self, outs: Sequence[Tensor], tensor: Tensor, counts: Sequence[int], what: str) -> Descriptor:
+        """Ranks give different amounts, and every rank's outputs say how much each gives."""
+        mine = outs[self._group.rank]
+        if mine.shape != tensor.shape or any(out.dtype != tensor.dtype for out in outs):
+            raise BadTensor(
+                f"{what}: invalid output tensor list: for this rank it has {mine.dtype}{list(mine.shape)}, "
+                f"the input is {tensor.dtype}{list(tensor.shape)} "
+                f"(output dtypes: {sorted({str(o.dtype) for o in outs})})"
+            )
+        name = dtype_name(tensor, what)
+        return Descriptor(OpKind.ALL_GATHER, ReduceOp.NONE, name, (sum(counts),), splits=tuple(counts))
 
     @_collective("all_gather_into_tensor")
     def all_gather_single(
@@ -197,12 +222,25 @@ class Collectives:
             op = self._group.post(descriptor, read(tensor), sinks, timeout_s=timeout_s, finish=finish)
         return self._tracked(FrogWork(op, outputs or [tensor], what, descriptor.root))
 
-    def _tracked(self, work: FrogWork) -> FrogWork:
+    def _tracked(self, work: W) -> W:
         """Let functional collectives find the work by its tensors, where torch asks for that."""
         if _allow_inflight_collective_as_graph_input():
             for tensor in work.outputs:
                 _register_work(tensor, work)
+        if self._batch is not None:
+            self._batch.append(work)
         return work
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        """From now on until ``_end_coalescing``, operations are waited for together."""
+        self._batch = []
+
+    def _end_coalescing(self, device: torch.device) -> JointWork:
+        """One work for all operations since ``_start_coalescing``."""
+        batch, self._batch = self._batch or [], None
+        return JointWork(batch, [tensor for work in batch for tensor in work.outputs], "coalesced")
+
+    start_coalescing, end_coalescing = _start_coalescing, _end_coalescing
 
     def _describe(self, kind: OpKind, reduce: ReduceOp, tensor: Tensor, root: int = -1) -> Descriptor:
         """The op's descriptor; raises where this kind of tensor, dtype and reduce op do not go together."""
@@ -278,24 +316,3 @@ def _timeout_of(opts: Any, timeout: timedelta | None) -> float | None:
         return None
     seconds: float = chosen.total_seconds()
     return seconds if seconds > 0 else None
-
-
-def _unsupported(name: str) -> Callable[..., NoReturn]:
-    def call(self: Collectives, *args: object, **kwargs: object) -> NoReturn:
-        raise UnsupportedError(
-            f"{name} is not available in the frogzmq backend yet: it arrives in a later release; use a group "
-            "of another backend for it (new_group(backend='gloo'))"
-        )
-
-    call.__name__ = name
-    return call
-
-
-for _name in (
-    "allgather_coalesced", "all_gather_single_coalesced", "allgather_into_tensor_coalesced", "alltoall",
-    "alltoall_base", "all_to_all_single", "gather", "monitored_barrier",
-    "reduce_scatter", "reduce_scatter_single", "_reduce_scatter_base",
-    "reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced", "scatter", "splitGroup",
-    "split_group", "mergeRemoteGroup", "merge_remote_group",
-):  # fmt: skip
-    setattr(Collectives, _name, _unsupported(_name))

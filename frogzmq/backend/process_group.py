@@ -14,9 +14,11 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from frogzmq.backend.collectives import Collectives
+from frogzmq.backend.gathering import Gathering
+from frogzmq.backend.monitor import monitored_barrier
 from frogzmq.backend.p2p import PointToPoint
 from frogzmq.backend.register import NAME
+from frogzmq.backend.scattering import Scattering
 from frogzmq.client import GroupHandle
 from frogzmq.client.lifecycle import reason_of
 from frogzmq.errors import FrogError
@@ -24,7 +26,7 @@ from frogzmq.errors import FrogError
 _Base: Any = dist.ProcessGroup  # the stubs lag behind the overloads that Python may override
 
 
-class FrogProcessGroup(PointToPoint, Collectives, _Base):  # type: ignore[misc]
+class FrogProcessGroup(PointToPoint, Gathering, Scattering, _Base):  # type: ignore[misc]
     """One group. ``release`` is called once, when the group is left."""
 
     supports_splitting = False
@@ -40,6 +42,7 @@ class FrogProcessGroup(PointToPoint, Collectives, _Base):  # type: ignore[misc]
         self._desc = "undefined"
         self._release: Callable[[], None] | None = release
         self._descriptors = {}
+        self._monitored = 0
 
     # Spelled as C++ and Python callers ask for them.
     def getBackendName(self) -> str:
@@ -124,6 +127,13 @@ class FrogProcessGroup(PointToPoint, Collectives, _Base):  # type: ignore[misc]
 
     def _get_sequence_number_for_group(self) -> int:
         return self._group.seq
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False, **_: object
+    ) -> None:
+        """A barrier that names the ranks that did not come."""
+        self._monitored += 1
+        monitored_barrier(self._group, self._monitored, timeout, wait_all_ranks)
 
     # ------------------------------------------------------------------- the end
     def shutdown(self) -> None:
