@@ -158,18 +158,24 @@ class GivenBlocks:
         self._blocks: dict[tuple[int, tuple[int, int]], Block] = {}
         self._writing: dict[tuple[int, tuple[int, int]], bool] = {}
         """Blocks that are being written, and whether the peer needs them no more meanwhile."""
-        self._nbytes: dict[int, int] = {}
+        self._held: dict[int, tuple[int, int]] = {}
 
-    def nbytes(self, handle: int) -> int:
-        """Bytes in the blocks of one group."""
-        return self._nbytes.get(handle, 0)
+    def held(self, handle: int) -> tuple[int, int]:
+        """Blocks of one group, and bytes in them."""
+        return self._held.get(handle, (0, 0))
+
+    def _count(self, handle: int, blocks: int, nbytes: int) -> None:
+        before = self.held(handle)
+        self._held[handle] = (before[0] + blocks, before[1] + nbytes)
+        if not self._held[handle][0]:
+            del self._held[handle]
 
     def hold(self, handle: int, key: tuple[int, int], block: Block) -> None:
         """Keep ``block`` for message ``key`` until both ``done`` and ``written`` were called."""
         with self._lock:
             self._blocks[handle, key] = block
             self._writing[handle, key] = False
-            self._nbytes[handle] = self._nbytes.get(handle, 0) + block.size
+            self._count(handle, 1, block.size)
 
     def written(self, handle: int, key: tuple[int, int]) -> None:
         """Nobody writes into the message's block any more."""
@@ -187,8 +193,6 @@ class GivenBlocks:
             block = self._blocks.pop((handle, key), None)
             if block is None:
                 return False
-            self._nbytes[handle] -= block.size
-            if not self._nbytes[handle]:
-                del self._nbytes[handle]
+            self._count(handle, -1, -block.size)
         self._leases.give_back(block)
         return True

@@ -46,7 +46,7 @@ logger = logging.getLogger("frogzmq")
 UNASKED_BYTES = 256 << 20
 """Bytes of large messages that may lie in the arena before anyone has asked for them, for each group."""
 UNASKED = limits.MAIL_UNREAD
-"""The same in small messages."""
+"""The same in messages, for large and for small ones."""
 SAY_READ = limits.MAIL_UNREAD // 4
 SEGMENT_BYTES = 2 << 20
 """Copied between two MailBytes messages."""
@@ -240,8 +240,8 @@ class Mailbox:
             if message.size <= limits.INLINE_BYTES:
                 fits = self._inline_sent - self._inline_over < UNASKED
             else:
-                unread = self._client.given.nbytes(self.handle)
-                fits = not self._full and unread + message.size <= UNASKED_BYTES
+                blocks, nbytes = self._client.given.held(self.handle)
+                fits = not self._full and blocks < UNASKED and nbytes + message.size <= UNASKED_BYTES
             return message if fits else None
 
     def _settle_demand(self) -> None:

@@ -34,7 +34,7 @@ from frogzmq.proto.mailroom import MailRoom
 from frogzmq.proto.settings import CoreSettings
 from frogzmq.proto.transfer import Transfer
 from frogzmq.types import Digest, GroupId, PeerId, Role
-from frogzmq.wire.limits import INLINE_BYTES
+from frogzmq.wire.limits import DTYPE_CHARS, INLINE_BYTES
 from frogzmq.wire.mail import address, mail_seq, mark_of, read_address, split_seq
 from frogzmq.wire.messages import ChunkHeader, GroupFailed, GroupOptions, Identity, JoinGroup, Member
 
@@ -319,6 +319,7 @@ def test_dtypes_have_different_marks() -> None:
     from frogzmq.dtypes import DTYPES
 
     assert len({mark_of(name) for name in DTYPES}) == len(DTYPES)
+    assert max(map(len, DTYPES)) <= DTYPE_CHARS
     for name in DTYPES:
         assert read_address(address(7, name)) == (7, name)
     assert read_address(bytes(8))[1] == "dtype #00000000"
