@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from frogzmq.backend.receipts import compare_fingerprints, compare_receipts, fingerprint, receipts
     from frogzmq.client import Client
     from frogzmq.client.options import Options
     from frogzmq.errors import (
@@ -45,10 +46,21 @@ __all__ = [
     "VersionMismatch",
     "WireError",
     "__version__",
+    "compare_fingerprints",
+    "compare_receipts",
+    "fingerprint",
+    "receipts",
     "register",
 ]
 
-_HOMES = {"Client": "frogzmq.client", "Options": "frogzmq.client.options"}
+_HOMES = {
+    "Client": "frogzmq.client",
+    "Options": "frogzmq.client.options",
+    "compare_fingerprints": "frogzmq.backend.receipts",
+    "compare_receipts": "frogzmq.backend.receipts",
+    "fingerprint": "frogzmq.backend.receipts",
+    "receipts": "frogzmq.backend.receipts",
+}
 
 
 def register() -> None:

@@ -30,6 +30,8 @@ from frogzmq.wire.messages import GroupOptions
 VARIABLES: dict[str, str] = {
     "FROGZMQ_MODE": "who folds: auto, shard or faithful",
     "FROGZMQ_ORDER": "the order in which contributions are folded: machine or rank",
+    "FROGZMQ_RECEIPTS": "1: keep a receipt of every operation",
+    "FROGZMQ_VERIFY": "1: compare the receipts of every operation before its ranks go on",
     "FROGZMQ_RUNTIME_DIR": "folder of the peer's socket and state; two folders make two machines",
     "FROGZMQ_CONFIG": "TOML file with the peer's settings",
     "FROGZMQ_LOG_LEVEL": "what the peer writes to stderr: debug, info, warning or error",
@@ -146,16 +148,25 @@ def load_config(path: Path | None = None, env: Mapping[str, str] | None = None) 
 
 
 def group_options(
-    env: Mapping[str, str] | None = None, mode: str | None = None, order: str | None = None
+    env: Mapping[str, str] | None = None,
+    mode: str | None = None,
+    order: str | None = None,
+    receipts: bool | None = None,
+    verify: bool | None = None,
 ) -> GroupOptions:
-    """What a group is made with: arguments first, then FROGZMQ_MODE and FROGZMQ_ORDER, then the defaults."""
+    """What a group is made with: arguments first, then the variables of these names, then the defaults."""
     env = environment(env)
     chosen_mode = _setting("mode", mode, env, Mode, Mode.AUTO)
     chosen_order = _setting("order", order, env, Order, Order.MACHINE)
     if chosen_order == Order.GLOO:
         where = "order" if order is not None else "FROGZMQ_ORDER"
         raise ConfigError(f"{where}: 'gloo' arrives in a later release; use machine or rank")
-    return GroupOptions(mode=Mode(chosen_mode), order=Order(chosen_order))
+    return GroupOptions(
+        mode=Mode(chosen_mode),
+        order=Order(chosen_order),
+        receipts=_switch("receipts", receipts, env),
+        verify=_switch("verify", verify, env),
+    )
 
 
 def runtime_dir(env: Mapping[str, str] | None = None, explicit: Path | None = None) -> Path:
@@ -249,6 +260,20 @@ def _setting(
     variable = f"FROGZMQ_{name.upper()}"
     where, value = (name, given) if given is not None else (variable, env.get(variable) or default)
     return _choice(where, str(value), [str(member) for member in kind])
+
+
+_SWITCH = {"1": True, "true": True, "yes": True, "on": True}
+_SWITCH |= {"0": False, "false": False, "no": False, "off": False, "": False}
+
+
+def _switch(name: str, given: bool | None, env: Mapping[str, str]) -> bool:
+    if given is not None and not isinstance(given, bool):
+        raise ConfigError(f"{name}: {given!r} is not allowed; it must be True or False")
+    variable = f"FROGZMQ_{name.upper()}"
+    value = env.get(variable, "").strip().lower()
+    if given is None and value not in _SWITCH:
+        raise ConfigError(f"{variable}: {value!r} is not known; allowed: 1 or 0")
+    return _SWITCH[value] if given is None else given
 
 
 def _choice(where: str, value: str, allowed: Iterable[str]) -> str:

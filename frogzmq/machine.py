@@ -117,6 +117,19 @@ class RankConsumed:
 
 
 @dataclass(slots=True)
+class RankGot:
+    """A local rank has copied its result of op ``seq`` out, and ``root`` stands for the bytes it has now.
+
+    Takes the place of ``RankConsumed`` in groups that keep receipts.
+    """
+
+    gid: GroupId
+    rank: int
+    seq: int
+    root: Digest
+
+
+@dataclass(slots=True)
 class RankLeft:
     """A local rank is gone from a group: it left (``clean``), failed or died; ``reason`` in words."""
 
@@ -145,6 +158,15 @@ class Folded:
     seq: int
     piece: int
     digest: Digest | None
+
+
+@dataclass(slots=True)
+class Witnessed:
+    """``Witness`` is done: the root of each interval that it named."""
+
+    gid: GroupId
+    seq: int
+    roots: list[Digest]
 
 
 # --------------------------------------------- notices between core machines
@@ -287,6 +309,28 @@ class Deliver:
 
 
 @dataclass(slots=True)
+class Witness:
+    """Hash these intervals of the op's result as it stands now; the op is not closed meanwhile.
+
+    ``urgent``: ranks wait for the outcome.
+    """
+
+    gid: GroupId
+    seq: int
+    intervals: tuple[tuple[int, int], ...]
+    urgent: bool
+
+
+@dataclass(slots=True)
+class Verified:
+    """Tell a local rank that all machines and ranks agree on op ``seq``."""
+
+    gid: GroupId
+    seq: int
+    rank: int
+
+
+@dataclass(slots=True)
 class CloseOp:
     """Nobody needs the op's bytes any more."""
 
@@ -334,13 +378,13 @@ class CloseGroup:
 
 Event: TypeAlias = (
     Tick | LinkUp | LinkDown | LinkReceived | Received | ChunkReceived | ChunkRejected
-    | RankJoined | RankPosted | RankReady | RankConsumed | RankLeft | PartMade | Folded
-    | PeerUp | PeerDown | MailEvent
+    | RankJoined | RankPosted | RankReady | RankConsumed | RankGot | RankLeft | PartMade | Folded
+    | Witnessed | PeerUp | PeerDown | MailEvent
 )  # fmt: skip
 Effect: TypeAlias = (
     Dial | Hangup | Attach | SendLink | Reply | Send | Publish | SendChunk | OpenOp | MakePart | Fold
-    | FoldSolo | Deliver | CloseOp | Joined | Note | Fail | CloseGroup | PeerUp | PeerDown
-    | MailEffect
+    | FoldSolo | Deliver | Witness | Verified | CloseOp | Joined | Note | Fail | CloseGroup
+    | PeerUp | PeerDown | MailEffect
 )  # fmt: skip
 
 

@@ -29,7 +29,8 @@ def test_public_names_are_pinned() -> None:
     assert sorted(frogzmq.__all__) == [
         "Client", "ConfigError", "DeadlineExceeded", "DuplicateIdentity", "FrogError", "GroupBroken",
         "IntegrityError", "Mismatch", "Options", "PeerUnreachable", "RankLost", "StoreFull",
-        "VersionMismatch", "WireError", "__version__", "register",
+        "VersionMismatch", "WireError", "__version__", "compare_fingerprints", "compare_receipts",
+        "fingerprint", "receipts", "register",
     ]  # fmt: skip
     assert all(getattr(frogzmq, name) is not None for name in frogzmq.__all__)
 

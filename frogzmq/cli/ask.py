@@ -52,6 +52,10 @@ class Peer:
         """The peer's state as plain values."""
         return dict(self._ask(ranks.Peek(), ranks.Peeked).snapshot)
 
+    def receipts(self) -> dict[str, Any]:
+        """The receipts that the peer keeps: ``me``, ``receipts`` (oldest first) and ``left_off``."""
+        return dict(self._ask(ranks.Peek(receipts=True), ranks.Peeked).snapshot)
+
     def stop(self) -> None:
         """Ask the peer to stop and wait until its process is gone."""
         self._send(ranks.Stop())

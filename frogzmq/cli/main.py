@@ -1,6 +1,7 @@
 """The commands: each parses its arguments, calls one function, and turns an error into one line.
 
-Exit codes: 0 done, 2 the command could not do what was asked (one line on stderr says why), 130 Ctrl-C.
+Exit codes: 0 done, 1 receipts differ, 2 the command could not do what was asked (one line on stderr says
+why), 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from frogzmq.config import locate_runtime_dir, unknown_variables
 from frogzmq.errors import ConfigError, FrogError
 
 COULD_NOT = 2
+DIFFERENT = 1
 INTERRUPTED = 130
 
 
@@ -82,11 +84,26 @@ def peek(
     as_json: Annotated[bool, typer.Option("--json", help="JSON: indented, or a line per look.")] = False,
     interval: Annotated[float, typer.Option(min=0.05, max=3600, help="Seconds between two looks.")] = 0.5,
     runtime: RuntimeDir = None,
+    receipts: Annotated[bool, typer.Option("--receipts", help="Show the receipts that peers keep.")] = False,
+    peers: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[DIR]...", help="With --receipts: folders of peers, which are compared."),
+    ] = None,
 ) -> None:
-    """Show a peer's live state: machines, jobs, ops in flight and whose contributions have arrived."""
+    """Show a peer's live state: machines, jobs, ops in flight and whose contributions have arrived.
+
+    With --receipts: what was folded into what, op by op; ends with code 1 where machines or ranks differ.
+    """
     from frogzmq.cli.peek import peek as show
 
     _tell_unknown_variables()
+    if receipts:
+        from frogzmq.cli.receipts import show_receipts
+
+        found = show_receipts(peers or [locate_runtime_dir(explicit=runtime)[0]], as_json=as_json)
+        raise typer.Exit(DIFFERENT if found else 0)
+    if peers:
+        raise ConfigError("folders of several peers go with --receipts only; use --runtime-dir DIR")
     directory = locate_runtime_dir(explicit=runtime)[0]
     show(directory, once=once, as_json=as_json, interval_s=interval)
 

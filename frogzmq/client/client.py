@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ from frogzmq.wire.ranks import (
     Peek,
     Peeked,
     Result,
+    Verified,
     Welcome,
     encode_explain,
 )  # fmt: skip
@@ -81,12 +83,13 @@ class Client:
         self._writing_lock = threading.Lock()
         self._joins: dict[int, Reply] = {}
         self._explains: dict[tuple[int, int], list[Reply]] = {}
-        self._peeks: list[Reply] = []
+        self._peeks: deque[Reply] = deque()
         self._greeting = Reply()
         self._next_handle = 1
         self._handlers: dict[type, Callable[[Any], None]] = {
             Leased: self._on_leased, Freed: self._on_freed, Joined: self._on_joined, Failed: self._on_failed,
             Explained: self._on_explained, Note: self._on_note, Error: self._on_error,
+            Verified: self._on_verified,
             Welcome: self._on_welcome, Peeked: self._on_peeked, Arrived: self._on_arrived,
             MailAsked: self._on_mail_asked, MailDone: self._on_mail_done, MailFailed: self._on_mail_failed,
         }  # fmt: skip
@@ -184,11 +187,20 @@ class Client:
 
     def peek(self, timeout_s: float = 5.0) -> dict[str, Any]:
         """The peer's snapshot of everything it does."""
+        return self._ask(Peek(), timeout_s)
+
+    def receipts(self, gid: str = "", timeout_s: float = 5.0) -> list[dict[str, Any]]:
+        """The receipts that the peer keeps of one group (hex id) or of all, oldest first."""
+        rows = self._ask(Peek(receipts=True, gid=gid), timeout_s)["receipts"]
+        assert isinstance(rows, list)
+        return rows
+
+    def _ask(self, question: Peek, timeout_s: float) -> dict[str, Any]:
         self.check_usable()
         reply = Reply()
         with self._lock:
-            self._peeks.append(reply)
-        self.connection.send_json(Peek())
+            self._peeks.append(reply)  # answers come in the order of the questions
+            self.connection.send_json(question)
         if not self.connection.wait_for(reply, time.monotonic() + timeout_s):
             raise self.connection.lost or DeadlineExceeded(f"the peer gave no snapshot in {timeout_s:g} s")
         assert isinstance(reply.value, dict)
@@ -335,14 +347,19 @@ class Client:
         elif group is not None:
             group.on_explained(message.seq, message.text)
 
+    def _on_verified(self, message: Verified) -> None:
+        group = self._groups.get(message.handle)
+        if group is not None:
+            group.on_verified(message.seq)
+
     def _on_note(self, message: Note) -> None:
         group = self._groups.get(message.handle)
         logger.warning("group %r: %s", group.name if group else "?", message.text)
 
     def _on_peeked(self, message: Peeked) -> None:
         with self._lock:
-            replies, self._peeks = self._peeks, []
-        for reply in replies:
+            reply = self._peeks.popleft() if self._peeks else None
+        if reply is not None:
             reply.resolve(message.snapshot)
 
     def _on_error(self, message: Error) -> None:

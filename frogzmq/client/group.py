@@ -22,6 +22,7 @@ from frogzmq.client.mail import Mailbox
 from frogzmq.client.ops import Bytes, Op
 from frogzmq.descriptor import Descriptor
 from frogzmq.errors import FrogError, GroupBroken, WireError
+from frogzmq.types import OpKind
 from frogzmq.wire import limits
 from frogzmq.wire.messages import JoinGroup
 from frogzmq.wire.ranks import (
@@ -31,6 +32,7 @@ from frogzmq.wire.ranks import (
     Result,
     encode_consumed,
     encode_explain,
+    encode_got,
     encode_post,
     encode_ready,
 )  # fmt: skip
@@ -60,6 +62,9 @@ class GroupHandle:
         self.rank = join.rank
         self.size = join.size
         self.timeout_s = join.timeout_s
+        self.gid = join.gid
+        self.witness = join.options.witness
+        self.verify = join.options.verify
         self.seq = 0
         """Number of the latest op; the first is 1."""
         self._lock = threading.Lock()
@@ -162,6 +167,11 @@ class GroupHandle:
         member = self._members.get(rank)
         return f"rank {rank}" + (f" (process {member.pid} on {member.host})" if member is not None else "")
 
+    @property
+    def in_flight(self) -> int:
+        """Ops that the peer has and that are not done."""
+        return len(self._open)
+
     # ------------------------------------------------------------------ starting
     def start_queued(self) -> None:
         """Start what can start, unless another thread is at it (which then looks again)."""
@@ -253,7 +263,7 @@ class GroupHandle:
         op = self._open.get(message.seq)
         if op is None:
             return
-        flags = message.flags
+        flags, before = message.flags, op.taken
         if not flags & NODATA:
             sinks = op.sinks
             room = len(sinks[0]) if len(sinks) == 1 else sum(map(len, sinks))
@@ -266,9 +276,26 @@ class GroupHandle:
             else:
                 view = self.client.arena.view(message.seg, message.off, message.total)
                 op.put(view[op.taken : message.ready])
-        if flags & FINAL:
+        if self.witness:
+            self._witnessed(op, flags, before)
+        elif flags & FINAL:
             if not flags & (INLINE | NODATA):
                 self.client.connection.send(encode_consumed(self.handle, op.seq))
+            self._complete(op, None)
+
+    def _witnessed(self, op: Op, flags: int, before: int) -> None:
+        """Hash what has come since byte ``before``; at the end say so, and complete what need not wait."""
+        if not flags & NODATA:
+            tally = op.hash_since(before)
+            if flags & FINAL:
+                self.client.connection.send(encode_got(self.handle, op.seq, tally.root()))
+        if flags & FINAL and (not self.verify or op.descriptor.kind == OpKind.BARRIER):
+            self._complete(op, None)
+
+    def on_verified(self, seq: int) -> None:
+        """All machines and ranks agree on an op: its result can be trusted."""
+        op = self._open.get(seq)
+        if op is not None:
             self._complete(op, None)
 
     def _complete(self, op: Op, error: FrogError | None) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from frogzmq.content.manifest import Tally
 from frogzmq.descriptor import Descriptor
 from frogzmq.errors import DeadlineExceeded, FrogError
 
@@ -47,7 +48,7 @@ class Op:
 
     __slots__ = (
         "deadline", "descriptor", "done", "error", "fence", "finish", "group", "seq", "sinks", "src", "taken",
-        "timeout_s", "watchers",
+        "tally", "timeout_s", "watchers",
     )  # fmt: skip
 
     def __init__(
@@ -70,6 +71,8 @@ class Op:
         self.seq = 0
         self.taken = 0
         """Bytes of the result that have been copied into the sinks."""
+        self.tally: Tally | None = None
+        """Where a receipt is kept: the root of what has been copied so far."""
         self.done = False
         self.error: FrogError | None = None
         self.watchers: list[Callable[[Op], None]] | None = None
@@ -113,6 +116,19 @@ class Op:
                 data = data[take:]
                 self.taken += take
             start = stop
+
+    def hash_since(self, before: int) -> Tally:
+        """Count what stands in the sinks from byte ``before`` to ``taken``, read back from there."""
+        tally = self.tally
+        if tally is None:
+            tally = self.tally = Tally()
+        start = 0
+        for sink in self.sinks:
+            stop = start + len(sink)
+            if before < stop and start < self.taken:
+                tally.feed(sink[max(before - start, 0) : self.taken - start])
+            start = stop
+        return tally
 
     def describe(self) -> str:
         """For people: ``op 7 of group 'default': all_reduce(SUM) of float32[4]``."""

@@ -11,11 +11,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 import numpy as np
 from blake3 import blake3
+from numpy.typing import NDArray
 
-from frogzmq.content.chunks import CHUNK_BYTES, DIGEST_BYTES, Buffer, bounds, digest_chunk, matches
+from frogzmq.content.chunks import (
+    CHUNK_BYTES,
+    DIGEST_BYTES,
+    Buffer,
+    bounds,
+    chunk_hasher,
+    digest_chunk,
+    matches,
+)
 from frogzmq.errors import WireError
 from frogzmq.types import Digest
 
@@ -80,3 +90,43 @@ class Manifest:
             for place, ((start, stop), digest) in enumerate(zip(ranges, self.digests, strict=True))
             if not matches(view[start:stop], digest)
         )
+
+
+class Tally:
+    """The root of bytes that come in pieces, cut every ``CHUNK_BYTES`` wherever the pieces end.
+
+    ``Manifest.of(whole).root`` without the whole. The cut does not depend on how the bytes travelled, so
+    roots of equal bytes are equal whatever machines, modes and pieces they came by.
+    """
+
+    __slots__ = ("_digests", "_hasher", "_room")
+
+    def __init__(self) -> None:
+        self._digests: list[Digest] = []
+        self._hasher, self._room = chunk_hasher(), CHUNK_BYTES
+
+    def feed(self, data: NDArray[np.uint8]) -> None:
+        """Take the next bytes."""
+        at, size = 0, len(data)
+        while at < size:
+            if not self._room:
+                self._end_chunk()
+            take = min(self._room, size - at)
+            self._hasher.update(cast(bytes, data[at : at + take]))
+            self._room -= take
+            at += take
+
+    def _end_chunk(self) -> None:
+        self._digests.append(Digest(self._hasher.digest()))
+        self._hasher, self._room = chunk_hasher(), CHUNK_BYTES
+
+    def root(self) -> Digest:
+        """The root of everything so far; the tally can go on afterwards."""
+        return root_of([*self._digests, Digest(self._hasher.digest())])
+
+
+def tensor_root(data: NDArray[np.uint8]) -> Digest:
+    """The root of a tensor's bytes, cut every ``CHUNK_BYTES``: the same on every machine."""
+    if len(data) <= CHUNK_BYTES:
+        return root_of([digest_chunk(data)])
+    return root_of([digest_chunk(data[start:stop]) for start, stop in bounds(len(data))])

@@ -22,7 +22,7 @@ from frogzmq.daemon.fabric import Fabric
 from frogzmq.daemon.link import Caller
 from frogzmq.daemon.listening import FabricSettings
 from frogzmq.daemon.loop import Loop
-from frogzmq.daemon.peek import snapshot
+from frogzmq.daemon.peek import receipts_snapshot, snapshot
 from frogzmq.daemon.ranks import Hooks, RankService
 from frogzmq.daemon.workers import Workers
 from frogzmq.dataplane.plane import DataPlane
@@ -81,6 +81,7 @@ class Peer:
             put_input=plane.put_input,
             explain=lambda gid, seq: core.explain(gid, seq, clock()),
             snapshot=lambda: snapshot(self.driver, started_at),
+            receipts=lambda gid: receipts_snapshot(core, gid),
             stop=self.loop.stop,
         )
         fabric.sink, fabric.on_chunk = self.driver.feed, self.driver.on_chunk

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 from frogzmq.content.chunks import matches
@@ -50,6 +51,9 @@ from frogzmq.machine import (
     Send,
     SendChunk,
     SendLink,
+    Verified,
+    Witness,
+    Witnessed,
 )  # fmt: skip
 from frogzmq.proto.peer import PeerCore
 from frogzmq.types import Digest, GroupId, OpKind, PeerId, Role
@@ -61,6 +65,9 @@ log = logging.getLogger("frogzmq.peer")
 
 INLINE_WORK_BYTES = 128 << 10
 """Folding or hashing up to this many operand bytes takes less time than waking a thread."""
+
+RECEIPT_LATER = 1 << 62
+"""Receipts that nobody waits for are hashed when the workers have nothing else to do."""
 
 Key: TypeAlias = tuple[GroupId, int]
 
@@ -90,6 +97,7 @@ class Driver:
             Reply: self._reply, Publish: self._publish, Dial: self._dial, Hangup: self._hangup,
             Attach: self._attach, Joined: self._joined, Note: self._note, Fail: self._fail,
             CloseGroup: self._close_group, PeerUp: self._peer_up, PeerDown: self._peer_down,
+            Witness: self._witness, Verified: self._verified,
         }  # fmt: skip
         self.mail = MailDesk(core, service, workers, self.feed, self._carry_out, clock)
         self._do |= self.mail.effects
@@ -281,6 +289,24 @@ class Driver:
                 size = len(data)
                 datagram = wire.encode_result(seat.handle, seq, flags, 0, 0, size, size, data)
                 self.service.send(seat, datagram)
+
+    def _witness(self, effect: Witness) -> None:
+        plane, size = self.plane, sum(stop - start for start, stop in effect.intervals)
+        if size <= INLINE_WORK_BYTES:
+            self._witnessed(effect, plane.witness(effect.gid, effect.seq, effect.intervals))
+            return
+        priority = effect.seq if effect.urgent else effect.seq + RECEIPT_LATER
+        task = partial(plane.witness, effect.gid, effect.seq, effect.intervals)
+        self.workers.submit(priority, (self._witnessed, effect), task)
+
+    def _witnessed(self, effect: Witness, roots: list[Digest] | None) -> None:
+        if roots is not None:
+            self.feed(Witnessed(effect.gid, effect.seq, roots))
+
+    def _verified(self, effect: Verified) -> None:
+        seat = self.service.seats.get((effect.gid, effect.rank))
+        if seat is not None:
+            self.service.send(seat, wire.encode_verified(seat.handle, effect.seq))
 
     def _close(self, effect: CloseOp) -> None:
         self.ops.pop((effect.gid, effect.seq), None)

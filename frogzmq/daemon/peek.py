@@ -9,6 +9,8 @@ import threading
 from typing import Any
 
 from frogzmq.daemon.driver import Driver
+from frogzmq.proto.peer import PeerCore
+from frogzmq.proto.report import receipts_of
 from frogzmq.wire.messages import PROTOCOL
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -28,6 +30,24 @@ def process_facts() -> dict[str, Any]:
         "descriptors": len(os.listdir("/proc/self/fd")),
         "python": sys.version.split()[0],
     }
+
+
+MAX_RECEIPT_BYTES = 8 << 20
+"""About how much JSON one answer has; the oldest receipts are left off."""
+
+
+def receipts_snapshot(core: PeerCore, gid: str) -> dict[str, Any]:
+    """The receipts of one group (``gid`` in hex) or of all, oldest first; plain JSON values."""
+    found: list[dict[str, Any]] = []
+    left, left_off = MAX_RECEIPT_BYTES, 0
+    for group in reversed(core.witnessed_groups()):
+        if gid in ("", group.hex):
+            rows = receipts_of(group)
+            while rows and left > 0:
+                found.append(rows.pop())
+                left -= 600 + 80 * (len(found[-1]["parts"]) + len(found[-1]["got"]))
+            left_off += len(rows)
+    return {"me": core.me.model_dump(), "receipts": found[::-1], "left_off": left_off}
 
 
 def snapshot(driver: Driver, started_at: float) -> dict[str, Any]:

@@ -25,10 +25,10 @@ from frogzmq.descriptor import Descriptor, decode_descriptor
 from frogzmq.dtypes import dtype_of
 from frogzmq.errors import ConfigError, FrogError, StoreFull, WireError
 from frogzmq.fold.support import refusal
-from frogzmq.machine import Event, RankConsumed, RankJoined, RankLeft, RankPosted, RankReady, Stats
+from frogzmq.machine import Event, RankConsumed, RankGot, RankJoined, RankLeft, RankPosted, RankReady, Stats
 from frogzmq.store.arena import Arena
 from frogzmq.store.index import Extent
-from frogzmq.types import GroupId, OpKind
+from frogzmq.types import Digest, GroupId, OpKind
 from frogzmq.wire import limits, ranks
 from frogzmq.wire.messages import PROTOCOL, Identity
 
@@ -46,6 +46,7 @@ class Hooks:
     put_input: Callable[..., None]
     explain: Callable[[GroupId, int], str]
     snapshot: Callable[[], dict[str, Any]]
+    receipts: Callable[[str], dict[str, Any]]
     stop: Callable[[str], None]
 
 
@@ -98,7 +99,8 @@ class RankService:
         self.fd = self.listener.fileno()
         epoll.register(self.fd, select.EPOLLIN)
         self._handlers: dict[type, Callable[[Connection, Any], None]] = {
-            ranks.Post: self._post, ranks.Consumed: self._consumed, ranks.Ready: self._ready,
+            ranks.Post: self._post, ranks.Consumed: self._consumed, ranks.Got: self._got,
+            ranks.Ready: self._ready,
             ranks.Lease: self._lease, ranks.Unlease: self._unlease, ranks.Explain: self._explain,
             ranks.Hello: self._hello, ranks.Join: self._join, ranks.Leave: self._leave,
             ranks.Bye: self._bye, ranks.Peek: self._peek, ranks.Stop: self._stop,
@@ -329,6 +331,11 @@ class RankService:
         if seat is not None:
             self.hooks.feed(RankConsumed(seat.gid, seat.rank, message.seq))
 
+    def _got(self, conn: Connection, message: ranks.Got) -> None:
+        seat = self._seat(conn, message.handle)
+        if seat is not None:
+            self.hooks.feed(RankGot(seat.gid, seat.rank, message.seq, Digest(message.root)))
+
     def _leave(self, conn: Connection, message: ranks.Leave) -> None:
         seat = self._seat(conn, message.handle)
         if seat is not None:
@@ -344,7 +351,8 @@ class RankService:
         self._drop(conn, message.clean, message.reason)
 
     def _peek(self, conn: Connection, message: ranks.Peek) -> None:
-        conn.send_json(ranks.Peeked(snapshot=self.hooks.snapshot()))
+        snapshot = self.hooks.receipts(message.gid) if message.receipts else self.hooks.snapshot()
+        conn.send_json(ranks.Peeked(snapshot=snapshot))
 
     def _stop(self, conn: Connection, message: ranks.Stop) -> None:
         self.hooks.stop(f"process {conn.pid} asked for it")

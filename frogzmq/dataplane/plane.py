@@ -9,11 +9,13 @@ that are running).
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from frogzmq.dataplane.opbuffers import Buffer, Bytes, OpBuffers, as_bytes
+from frogzmq.content.manifest import tensor_root
+from frogzmq.dataplane.opbuffers import EMPTY, Buffer, Bytes, OpBuffers, as_bytes
 from frogzmq.dtypes import dtype_of
 from frogzmq.errors import StoreFull, WireError
 from frogzmq.fold.kernels import fold_into
@@ -221,6 +223,17 @@ class DataPlane:
             return None
         try:
             return op.fold(piece, leaves)
+        finally:
+            self._leave(op)
+
+    def witness(self, gid: GroupId, seq: int, intervals: Sequence[tuple[int, int]]) -> list[Digest] | None:
+        """Roots of intervals of the op's result as it stands now; None: the op was closed. Any thread."""
+        op = self._enter(gid, seq)
+        if op is None:
+            return None
+        try:
+            whole = EMPTY if op.result is None else op.result
+            return [tensor_root(whole[start:stop]) for start, stop in intervals]
         finally:
             self._leave(op)
 

@@ -47,6 +47,8 @@ class Closing(Members):
             self._manifests(op, plan, out)
             eager = plan.result_nbytes(self.here) >= EAGER_DONE_BYTES
             self.tell_at = min(self.tell_at, now if eager else now + DONE_DELAY_S)
+        if self.ledger is not None:
+            self.ledger.completed(op, now, out)
 
     def _manifests(self, op: Op, plan: Plan, out: list[Effect]) -> None:
         for part in op.view.local if op.view else ():
@@ -65,7 +67,7 @@ class Closing(Members):
         if op.unconsumed:
             return
         over = self.broken and self.limit is not None and op.seq >= self.limit[0]
-        if not over and self._needed(op):
+        if not over and (op.watched or self._needed(op)):
             return
         del self.ops[op.seq]
         self._let_go(out)

@@ -115,6 +115,8 @@ class Failing(Holding):
         for op in self.ops.values():
             op.forget(rank)
         self.rank_gone(rank, last, clean, reason, now, out)
+        if self.ledger is not None:
+            self.ledger.ranks_left(now, out)
         self.close_ready(out)
 
     def mail_sent(self, rank: int) -> list[tuple[int, int]]:
@@ -144,6 +146,8 @@ class Failing(Holding):
             if owed or len(left) < len(ranks):
                 first = owed or max(self.done, *self.next_post.values(), 1)
                 self.fail(first, "RankLost", text, now, out)
+            if self.ledger is not None:
+                self.ledger.machine_left(host, reason, now, out)
             self.close_ready(out)
 
     def _owed(self, host: int, text: str, now: float) -> int:

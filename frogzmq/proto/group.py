@@ -19,8 +19,11 @@ from frogzmq.proto.closing import LEAD
 from frogzmq.proto.holding import PAST_ALL
 from frogzmq.proto.op import Op
 from frogzmq.proto.postal import Postal
+from frogzmq.proto.receipts import Ledger
+from frogzmq.proto.settings import CoreSettings
+from frogzmq.proto.transfer import Transfer
 from frogzmq.types import PeerId
-from frogzmq.wire.messages import ChunkHeader, OpDone
+from frogzmq.wire.messages import ChunkHeader, JoinGroup, OpDone
 
 FAR_AHEAD = 4
 """A chunk may be this many windows ahead of this machine's watermark; further is a protocol error."""
@@ -28,6 +31,11 @@ FAR_AHEAD = 4
 
 class Group(Postal):
     """A settled or failing group on host ``here``."""
+
+    def __init__(self, join: JoinGroup, me: PeerId, settings: CoreSettings, transfer: Transfer) -> None:
+        super().__init__(join, me, settings, transfer)
+        if join.options.witness:
+            self.ledger = Ledger(self)
 
     def posted(
         self, rank: int, seq: int, descriptor: Descriptor, ready: int, now: float, out: list[Effect]
@@ -68,6 +76,7 @@ class Group(Postal):
         op = self.ops.get(seq)
         if op is None:
             op = self.ops[seq] = Op(self.gid, seq, self.here, now, self.settings.repair_after_s)
+            op.witness = self.ledger is not None
             if len(self.hosts) > 1:
                 self.next_repair = min(self.next_repair, op.repair_at)
         return op

@@ -7,6 +7,7 @@ rank of ours has joined yet is kept for a while, and so is how a group failed to
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -18,12 +19,14 @@ from frogzmq.machine import (
     PartMade,
     PeerDown,
     RankConsumed,
+    RankGot,
     RankJoined,
     RankLeft,
     RankPosted,
     RankReady,
     Send,
     Stats,
+    Witnessed,
 )
 from frogzmq.proto.group import Group
 from frogzmq.proto.holding import PAST_ALL
@@ -44,6 +47,7 @@ from frogzmq.wire.messages import (
     Manifest,
     OpDescriptor,
     OpDone,
+    OpReceipt,
     RankGone,
     Want,
 )
@@ -52,6 +56,7 @@ MAX_EARLY_GROUPS = 1024
 EARLY_GROUP_S = 300.0
 """How long a machine's word that its ranks have joined is kept for ranks of ours that have not yet."""
 MAX_FAILED_GROUPS = 256
+MAX_PAST_LEDGERS = 8
 FINISHED_GROUP_S = 30.0
 """How long a group without local ranks stays for other machines that may still ask for its bytes."""
 
@@ -80,11 +85,15 @@ class Groups:
         self._finished: dict[GroupId, float] = {}
         self._failed: dict[str, GroupFailed] = {}
         """How groups failed that never formed: machines whose ranks come later are told."""
+        self.past: deque[Group] = deque(maxlen=MAX_PAST_LEDGERS)
+        """Groups that are over and whose receipts can still be asked for."""
         self._timers = float("inf")
         self.events: dict[type, Callable[[Any, float, list[Effect]], None]] = {
             RankPosted: self._rank_posted,
             RankReady: self._rank_ready,
             RankConsumed: self._rank_consumed,
+            RankGot: self._rank_got,
+            Witnessed: self._witnessed,
             PartMade: self._part_made,
             Folded: self._folded,
             RankJoined: self._rank_joined,
@@ -92,6 +101,7 @@ class Groups:
         }
         self.messages: dict[type[Control], Callable[[PeerId, Any, float, list[Effect]], None]] = {
             OpDone: self._on_op_done,
+            OpReceipt: self._on_op_receipt,
             GroupReady: self._on_group_ready,
             GroupFailed: self._on_group_failed,
             RankGone: self._on_rank_gone,
@@ -186,6 +196,18 @@ class Groups:
             op.unconsumed.discard(event.rank)
             group.settle(op, now, out)
 
+    def _rank_got(self, event: RankGot, now: float, out: list[Effect]) -> None:
+        group = self.groups.get(event.gid)
+        if group is not None and group.ledger is not None:
+            group.ledger.got(event.rank, event.seq, event.root, now, out)
+            self._rank_consumed(RankConsumed(event.gid, event.rank, event.seq), now, out)
+
+    def _witnessed(self, event: Witnessed, now: float, out: list[Effect]) -> None:
+        group = self.groups.get(event.gid)
+        if group is not None and group.ledger is not None:
+            group.ledger.witnessed(event.seq, event.roots, now, out)
+            self._bury(group, now, out)
+
     def _rank_left(self, event: RankLeft, now: float, out: list[Effect]) -> None:
         group = self.groups.get(event.gid)
         if group is None:
@@ -228,6 +250,16 @@ class Groups:
             out.append(Send(peer, OpDone(gid=message.gid, upto=upto)))
         if group is not None:
             self._bury(group, now, out)
+
+    def _on_op_receipt(self, peer: PeerId, message: OpReceipt, now: float, out: list[Effect]) -> None:
+        group = self._group(peer, message.gid)
+        if group is not None and group.ledger is not None:
+            group.ledger.heard(group.host_of[peer], message, now, out)
+            self._bury(group, now, out)
+        elif message.ask:
+            for past in self.past:
+                if past.hex == message.gid and past.ledger is not None and peer in past.host_of:
+                    past.ledger.answer(past.host_of[peer], message.seq, out)
 
     def _on_group_ready(self, peer: PeerId, message: GroupReady, now: float, out: list[Effect]) -> None:
         gid = GroupId(bytes.fromhex(message.gid))
@@ -334,6 +366,8 @@ class Groups:
         joining = self.joining.pop(gid, None)
         group = self.groups.pop(gid, None)
         if group is not None:
+            if group.ledger is not None:
+                self.past.append(group)
             if group.broken and joining is not None and not joining.settled:
                 if len(self._failed) >= MAX_FAILED_GROUPS:
                     del self._failed[next(iter(self._failed))]

@@ -12,6 +12,7 @@ from frogzmq.machine import Effect, Send
 from frogzmq.plan.plan import make_hosts
 from frogzmq.plan.strategy import make_plan
 from frogzmq.proto.op import Op
+from frogzmq.proto.receipts import Ledger
 from frogzmq.proto.settings import CoreSettings
 from frogzmq.proto.view import View
 from frogzmq.types import GroupId, PeerId
@@ -60,6 +61,8 @@ class Members:
         self.held_back: deque[tuple[Op, int]] = deque()
         """Ranks that only give, and have run ahead of who receives: told later that they are done."""
         self.recent: deque[tuple[int, Op]] = deque(maxlen=RECENT_OPS)
+        self.ledger: Ledger | None = None
+        """Where the group's options ask for receipts."""
         self.repairs_asked = self.duplicates = self.ops_done = 0
 
     def machine(self, host: int) -> str:
@@ -89,6 +92,8 @@ class Members:
                 self.view_pieces = 0
             view = self.views[descriptor] = View(plan, self.here)
             self.view_pieces += plan.pieces
+            if self.ledger is not None:
+                view.solo = False  # nothing would be left to take a receipt of
         return view
 
     def to_all(self, message: GroupFailed | Manifest | RankGone, out: list[Effect]) -> None:

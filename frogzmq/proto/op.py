@@ -35,10 +35,10 @@ class Op:
     """State of op ``seq`` of a group on host ``here`` (an index into the plan's hosts)."""
 
     __slots__ = (
-        "asked", "complete", "delivered", "descriptor", "early", "early_tags", "final", "gid", "have", "held",
-        "here", "hold", "holders", "missing", "next_span", "observed", "opened_at", "part_left", "parts_left",
-        "piece_done", "pieces_left", "plan", "posted", "prefix", "ready", "rejects", "repair_at",
-        "repair_wait", "seq", "tag", "unconsumed", "unheard", "view",
+        "asked", "complete", "delivered", "descriptor", "early", "early_tags", "final", "gid", "have",
+        "held", "here", "hold", "holders", "missing", "next_span", "observed", "opened_at", "part_left",
+        "parts_left", "piece_done", "pieces_left", "plan", "posted", "prefix", "ready", "rejects",
+        "repair_at", "repair_wait", "seq", "tag", "unconsumed", "unheard", "view", "watched", "witness",
     )  # fmt: skip
 
     def __init__(self, gid: GroupId, seq: int, here: int, now: float, repair_after: float) -> None:
@@ -64,6 +64,8 @@ class Op:
         self.final: set[int] = set()
         self.unconsumed: set[int] = set()
         self.complete = False
+        self.witness = self.watched = False
+        """Whether a receipt is to be taken; whether it is due, so that the op's bytes have to stay."""
         self.hold = False
         """Whether ranks that only give have to wait before they are told that they are done."""
         self.held: list[int] = []
@@ -162,7 +164,7 @@ class Op:
         several = len(part.ranks) > 1
         index = self.next_span[part.index]
         while index < len(spans) and spans[index].stop <= low:
-            leaves = bool(targets[index])
+            leaves = self.witness or bool(targets[index])
             if leaves or several:
                 out.append(MakePart(self.gid, self.seq, part.index, index, leaves))
             else:

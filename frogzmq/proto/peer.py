@@ -218,6 +218,11 @@ class PeerCore:
                 self._registry.peer_down(effect, now, out)
 
     # ---------------------------------------------------------------------- people
+    def witnessed_groups(self) -> list[Group]:
+        """Groups that keep receipts, those that are over first."""
+        groups = [*self._registry.past, *self.groups.values()]
+        return [group for group in groups if group.ledger is not None]
+
     def explain(self, gid: GroupId, seq: int, now: float) -> str:
         """Why an op is not done yet, for an error message."""
         group = self.groups.get(gid)

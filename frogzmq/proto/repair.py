@@ -91,6 +91,8 @@ class Repair(Failing):
                     self._ask_done(seq, out)
                     if seq >= self.done:  # else the watermark says so
                         self._announce(op, out)
+                    if op.watched and self.ledger is not None:
+                        self.ledger.ask(seq, out)
                 else:
                     self._ask(op, now, heard, quiet_s, out)
                 op.repair_wait = min(op.repair_wait * 2, 8 * quiet_s)

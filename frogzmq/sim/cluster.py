@@ -17,6 +17,7 @@ from functools import partial
 import numpy as np
 from blake3 import blake3
 
+from frogzmq.content.manifest import tensor_root
 from frogzmq.descriptor import Descriptor
 from frogzmq.errors import FrogError, from_code
 from frogzmq.machine import (
@@ -25,6 +26,7 @@ from frogzmq.machine import (
     Joined,
     Note,
     RankConsumed,
+    RankGot,
     RankJoined,
     RankLeft,
     RankPosted,
@@ -52,6 +54,8 @@ class Cluster:
         settings: CoreSettings | None = None,
         mode: Mode = Mode.AUTO,
         order: Order = Order.MACHINE,
+        receipts: bool = False,
+        verify: bool = False,
         placement: Sequence[int] | None = None,
     ) -> None:
         self.world = World(seed)
@@ -59,7 +63,7 @@ class Cluster:
         self.checks = True
         self.consume_s = 1e-5
         """How long a rank takes to copy a large result out."""
-        self.options = GroupOptions(mode=mode, order=order)
+        self.options = GroupOptions(mode=mode, order=order, receipts=receipts, verify=verify)
         self.mail = PostOffice(self)
         self.peers: dict[str, SimPeer] = {}
         for index in range(len(ranks_per_host)):
@@ -73,6 +77,8 @@ class Cluster:
         self.size = len(placement)
         self.gid = GroupId(blake3(f"group {seed}".encode()).digest()[:16])
         self.results: dict[int, dict[int, bytes | None]] = {rank: {} for rank in self.host_of}
+        self.verified: dict[int, list[int]] = {}
+        """Ops of each rank that all machines were seen to agree on."""
         self.errors: dict[int, FrogError] = {}
         self.joined: dict[int, bool] = {}
         self.notes: list[str] = []
@@ -148,6 +154,10 @@ class Cluster:
         alive = [peer for peer in self.peers.values() if peer.alive]
         self.world.run(lambda: not any(g.ops for p in alive for g in p.core.groups.values()), limit_s)
 
+    def read(self, rank: int, seq: int, data: bytes) -> bytes:
+        """What a rank has after it copied its result out; tests put faults here."""
+        return data
+
     # ------------------------------------------------------------- what peers say
     def delivered(self, peer: SimPeer, effect: Deliver) -> None:
         """A rank's result grew or is complete."""
@@ -162,8 +172,11 @@ class Cluster:
         else:
             whole = peer.plane.result_bytes(effect.gid, effect.seq)
             data = bytes(whole[result.off : result.off + result.total])
-        self.results[effect.rank][effect.seq] = data
-        if effect.upto > INLINE_BYTES:
+        data = self.results[effect.rank][effect.seq] = self.read(effect.rank, effect.seq, data)
+        if self.options.witness:
+            got = RankGot(effect.gid, effect.rank, effect.seq, tensor_root(np.frombuffer(data, np.uint8)))
+            self.world.after(self.consume_s, lambda: peer.event(got))
+        elif effect.upto > INLINE_BYTES:
             done = RankConsumed(effect.gid, effect.rank, effect.seq)
             self.world.after(self.consume_s, lambda: peer.event(done))
 

@@ -45,6 +45,9 @@ from frogzmq.machine import (
     SendChunk,
     SendLink,
     Tick,
+    Verified,
+    Witness,
+    Witnessed,
 )
 from frogzmq.proto.peer import PeerCore
 from frogzmq.proto.settings import CoreSettings
@@ -74,6 +77,7 @@ class SimPeer:
             Dial: self._dial, Hangup: self._hangup, Attach: self._attach, SendLink: self._send_link,
             Reply: self._reply, Send: self._send, SendChunk: self._send_chunk, OpenOp: self._open,
             MakePart: self._make_part, Fold: self._fold,
+            Witness: self._witness, Verified: self._verified,
             FoldSolo: self._fold_solo, CloseOp: self._close, Deliver: self._deliver,
             Joined: self._rank, Fail: self._rank, Note: self._rank, Publish: self._publish,
             CloseGroup: self._ignore, PeerUp: self._ignore, PeerDown: self._ignore,
@@ -244,6 +248,14 @@ class SimPeer:
     def _fold(self, effect: Fold) -> None:
         digest = self.plane.fold(effect.gid, effect.seq, effect.piece, effect.leaves)
         self._soon(WORK_S, Folded(effect.gid, effect.seq, effect.piece, digest))
+
+    def _witness(self, effect: Witness) -> None:
+        roots = self.plane.witness(effect.gid, effect.seq, effect.intervals)
+        assert roots is not None
+        self._soon(WORK_S, Witnessed(effect.gid, effect.seq, roots))
+
+    def _verified(self, effect: Verified) -> None:
+        self.cluster.verified.setdefault(effect.rank, []).append(effect.seq)
 
     def _fold_solo(self, effect: FoldSolo) -> None:
         results = self.plane.fold_solo(effect.gid, effect.seq, effect.plan)

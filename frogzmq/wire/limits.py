@@ -97,6 +97,10 @@ LINK_ROWS = 1024
 """Rows of one ``Links`` announcement."""
 
 
+RECEIPT_ROWS = 1024
+"""Parts that a machine gave, or ranks that got something else, in one ``OpReceipt``."""
+
+
 def clip(text: str, limit: int = TEXT_CHARS) -> str:
     """Shorten ``text`` to ``limit`` characters, with ``...`` at its end where something was cut."""
     return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -23,6 +23,8 @@ HexId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 HexGroup = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 """A group id."""
 HexDigest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+MaybeDigest = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
+"""A digest, or empty."""
 U32 = Annotated[int, Field(ge=0, lt=1 << 32)]
 U63 = Annotated[int, Field(ge=0, lt=1 << 63)]
 Rank = Annotated[int, Field(ge=0, lt=limits.RANKS)]
@@ -211,6 +213,25 @@ class Links(Control):
     rows: Annotated[list[tuple[HexId, float, float, float]], Field(max_length=limits.LINK_ROWS)]
 
 
+class OpReceipt(Control):
+    """What the sender's machine says of op ``seq``: see ``content.audit.Testimony``. All are roots."""
+
+    KIND = 17
+    gid: HexGroup
+    seq: U63
+    op: HexDigest
+    """Digest of the op number and its descriptor."""
+    given: Annotated[list[tuple[Rank, HexDigest]], Field(max_length=limits.RECEIPT_ROWS)]
+    """Parts that the machine gave."""
+    held: MaybeDigest
+    """Digest over the roots of all parts as it observed them; empty: it did not see all of them."""
+    result: MaybeDigest
+    odd: Annotated[list[tuple[Rank, HexDigest]], Field(max_length=limits.RECEIPT_ROWS)]
+    """Its ranks that got other bytes than the machine had for them."""
+    ask: bool = False
+    """The sender lacks the receiver's own: please repeat it."""
+
+
 class MailOffer(Control):
     """Message ``n`` from rank ``src`` (of the sender) to rank ``dst``: its bytes come when asked for."""
 
@@ -293,11 +314,12 @@ class ChunkHeader(NamedTuple):
 
 Message: TypeAlias = (
     Hello | Welcome | Refuse | Ping | Pong | Bye | GroupReady | GroupFailed | RankGone | OpDescriptor
-    | Manifest | Want | Have | OpDone | Credit | Links | MailOffer | MailWant | MailSeen | MailAsk | MailLost
+    | Manifest | Want | Have | OpDone | Credit | Links | OpReceipt
+    | MailOffer | MailWant | MailSeen | MailAsk | MailLost
 )  # fmt: skip
 CONTROL: tuple[type[Control], ...] = (
     Hello, Welcome, Refuse, Ping, Pong, Bye, GroupReady, GroupFailed, RankGone, OpDescriptor,
-    Manifest, Want, Have, OpDone, Credit, Links, MailOffer, MailWant, MailSeen, MailAsk, MailLost,
+    Manifest, Want, Have, OpDone, Credit, Links, OpReceipt, MailOffer, MailWant, MailSeen, MailAsk, MailLost,
 )  # fmt: skip
 CHUNK_KIND = 32
 
@@ -316,6 +338,15 @@ class GroupOptions(_Model):
 
     mode: Mode = Field(default=Mode.AUTO, strict=False)
     order: Order = Field(default=Order.MACHINE, strict=False)
+    receipts: bool = False
+    """Keep a receipt of every op."""
+    verify: bool = False
+    """Compare the receipts of every op before a rank may go on with its result."""
+
+    @property
+    def witness(self) -> bool:
+        """Whether results are hashed on the machine that has them and in the ranks that get them."""
+        return self.receipts or self.verify
 
 
 class JoinGroup(_Model):

@@ -23,8 +23,8 @@ NODATA = 2
 FINAL = 4
 """Flag of Result: it is complete."""
 
-LEASE, POST, READY, CONSUMED, EXPLAIN, UNLEASE = 3, 4, 5, 6, 8, 12
-LEASED, RESULT, FREED = 66, 67, 69
+LEASE, POST, READY, CONSUMED, EXPLAIN, UNLEASE, GOT = 3, 4, 5, 6, 8, 12, 13
+LEASED, RESULT, FREED, VERIFIED = 66, 67, 69, 74
 _SEQ_END = _OFF_END = 1 << 63
 _RANGES = (
     f"op numbers are 1 to 2**63 - 1, sizes at most {TENSOR_BYTES}, offsets below 2**63, ready within size"
@@ -68,6 +68,14 @@ class Consumed(NamedTuple):
 
     handle: int
     seq: int
+
+
+class Got(NamedTuple):
+    """The rank has its result of op ``seq``, and ``root`` stands for the bytes: Consumed with a receipt."""
+
+    handle: int
+    seq: int
+    root: bytes
 
 
 class Explain(NamedTuple):
@@ -116,21 +124,31 @@ class Freed(NamedTuple):
     seq: int
 
 
-Pair = TypeVar("Pair", Consumed, Explain, Freed)
-Binary: TypeAlias = Lease | Post | Ready | Consumed | Explain | Unlease | Leased | Result | Freed
+class Verified(NamedTuple):
+    """Everybody agrees on op ``seq``: the rank may go on with its result."""
 
-BINARY: tuple[tuple[int, type[Binary], str], ...] = (
+    handle: int
+    seq: int
+
+
+Pair = TypeVar("Pair", Consumed, Explain, Freed, Verified)
+Binary: TypeAlias = (
+    Lease | Post | Ready | Consumed | Explain | Unlease | Leased | Result | Freed | Got | Verified
+)
+
+BINARY: tuple[tuple[int, type[Binary], str | tuple[str, ...]], ...] = (
     (LEASE, Lease, "IQ"), (POST, Post, "IQBHQQQH"), (READY, Ready, "IQQ"), (CONSUMED, Consumed, "IQ"),
     (EXPLAIN, Explain, "IQ"), (UNLEASE, Unlease, "HQ"), (LEASED, Leased, "IHQQ"), (RESULT, Result, "IQBHQQQ"),
-    (FREED, Freed, "IQ"),
+    (FREED, Freed, "IQ"), (GOT, Got, ("I", "Q", "32s")), (VERIFIED, Verified, "IQ"),
 )  # fmt: skip
 """Kind, type, and ``struct`` codes of what follows the kind byte. Post's last code is the length of its
 descriptor, which follows the struct; an inline payload follows that."""
-STRUCTS = {kind: struct.Struct("<B" + codes) for kind, _, codes in BINARY}
+STRUCTS = {kind: struct.Struct("<B" + "".join(codes)) for kind, _, codes in BINARY}
 
 _lease, _post, _ready = STRUCTS[LEASE], STRUCTS[POST], STRUCTS[READY]
 _consumed, _explain, _unlease = STRUCTS[CONSUMED], STRUCTS[EXPLAIN], STRUCTS[UNLEASE]
 _leased, _result, _freed = STRUCTS[LEASED], STRUCTS[RESULT], STRUCTS[FREED]
+_got, _verified = STRUCTS[GOT], STRUCTS[VERIFIED]
 POST_BYTES, RESULT_BYTES = _post.size, _result.size
 
 
@@ -187,10 +205,20 @@ def encode_freed(handle: int, seq: int) -> bytes:
     return _freed.pack(FREED, handle, seq)
 
 
+def encode_got(handle: int, seq: int, root: bytes) -> bytes:
+    """Pack a ``Got``; ``root`` has 32 bytes."""
+    return _got.pack(GOT, handle, seq, root)
+
+
+def encode_verified(handle: int, seq: int) -> bytes:
+    """Pack a ``Verified``."""
+    return _verified.pack(VERIFIED, handle, seq)
+
+
 # -------------------------------------------------------------------- decode
 # Written flat, and with ``tuple.__new__`` instead of the named tuples' own constructor, because each call
 # costs as much as the rest of the decoder. The ``x`` in place of the kind byte leaves just the fields.
-_BODIES = {kind: struct.Struct("<x" + codes) for kind, _, codes in BINARY}
+_BODIES = {kind: struct.Struct("<x" + "".join(codes)) for kind, _, codes in BINARY}
 _lease_body, _post_body, _ready_body = _BODIES[LEASE].unpack, _BODIES[POST].unpack_from, _BODIES[READY].unpack
 _unlease_body, _leased_body = _BODIES[UNLEASE].unpack, _BODIES[LEASED].unpack
 _result_body = _BODIES[RESULT].unpack_from
@@ -276,6 +304,13 @@ def _decode_leased(datagram: Buffer) -> Leased:
     return Leased(req, seg, off, size)
 
 
+def _decode_got(datagram: Buffer) -> Got:
+    fields = _BODIES[GOT].unpack(datagram)
+    if not 0 < fields[1] < _SEQ_END:
+        raise WireError(f"Got of op {fields[1]}: {_RANGES}")
+    return _new(Got, fields)
+
+
 DECODERS: dict[int, Callable[[Buffer], Binary]] = {
     LEASE: _decode_lease,
     POST: _decode_post,
@@ -286,5 +321,7 @@ DECODERS: dict[int, Callable[[Buffer], Binary]] = {
     LEASED: _decode_leased,
     RESULT: _decode_result,
     FREED: _pair_decoder(FREED, Freed),
+    GOT: _decode_got,
+    VERIFIED: _pair_decoder(VERIFIED, Verified),
 }
 """Decoder of each binary kind."""

@@ -80,9 +80,14 @@ class Bye(RankJson):
 
 
 class Peek(RankJson):
-    """Ask for a snapshot of the peer."""
+    """Ask for a snapshot of the peer, or (``receipts``) for the receipts that it keeps.
+
+    ``gid`` empty: of all groups; else of this one.
+    """
 
     KIND = 10
+    receipts: bool = False
+    gid: Name = ""
 
 
 class Stop(RankJson):

@@ -27,21 +27,25 @@ from frogzmq.wire.rank_binary import (
     Consumed,
     Explain,
     Freed,
+    Got,
     Lease,
     Leased,
     Post,
     Ready,
     Result,
     Unlease,
+    Verified,
     encode_consumed,
     encode_explain,
     encode_freed,
+    encode_got,
     encode_lease,
     encode_leased,
     encode_post,
     encode_ready,
     encode_result,
     encode_unlease,
+    encode_verified,
 )
 from frogzmq.wire.rank_json import (
     Bye,
@@ -83,13 +87,14 @@ from frogzmq.wire.rank_mail import (
 
 __all__ = [
     "ANY", "BINARY", "FINAL", "FROM_PEER", "FROM_RANK", "INLINE", "JSON", "NODATA", "Arrived", "Assembler",
-    "Buffer", "Bye", "Consumed", "Datagram", "Error", "Explain", "Explained", "Failed", "Freed", "Hello",
-    "Join", "Joined", "Json", "Lease", "Leased", "Leave", "Mail", "MailAsked", "MailBytes", "MailDone",
-    "MailFailed", "MailRead", "MailTaken", "Note", "Peek", "Peeked", "Post", "Ready", "Receive", "Result",
-    "Stop", "Unlease", "Welcome", "decode", "encode_arrived", "encode_consumed", "encode_explain",
-    "encode_freed", "encode_json", "encode_lease", "encode_leased", "encode_mail", "encode_mail_asked",
-    "encode_mail_bytes", "encode_mail_done", "encode_mail_read", "encode_mail_taken", "encode_post",
-    "encode_ready", "encode_receive", "encode_result", "encode_unlease",
+    "Buffer", "Bye", "Consumed", "Datagram", "Error", "Explain", "Explained", "Failed", "Freed", "Got",
+    "Hello", "Join", "Joined", "Json", "Lease", "Leased", "Leave", "Mail", "MailAsked", "MailBytes",
+    "MailDone", "MailFailed", "MailRead", "MailTaken", "Note", "Peek", "Peeked", "Post", "Ready", "Receive",
+    "Result", "Stop", "Unlease", "Verified", "Welcome", "decode", "encode_arrived", "encode_consumed",
+    "encode_explain", "encode_freed", "encode_got", "encode_json", "encode_lease", "encode_leased",
+    "encode_mail", "encode_mail_asked", "encode_mail_bytes", "encode_mail_done", "encode_mail_read",
+    "encode_mail_taken", "encode_post", "encode_ready", "encode_receive", "encode_result", "encode_unlease",
+    "encode_verified",
 ]  # fmt: skip
 
 Json: TypeAlias = RareJson | MailFailed

@@ -60,6 +60,9 @@ CONTROLS: tuple[messages.Message, ...] = (
     messages.MailSeen(gid=GID, src=1, dst=3, known=8, numbers=[6, 7], answers=9),
     messages.MailAsk(gid=GID, src=1, dst=3, upto=9, numbers=[6, 7]),
     messages.MailLost(gid=GID, src=1, dst=3, n=7, text="rank 1 left before it gave the bytes"),
+    messages.OpReceipt(
+        gid=GID, seq=7, op=DIGEST, given=[(1, DIGEST)], held="", result=DIGEST, odd=[(3, DIGEST)]
+    ),
 )
 RANKS: tuple[ranks.Datagram, ...] = (
     ranks.Hello(protocol=PROTOCOL, pid=4711, version="0.1.0", torch="2.13.0", python="3.11.7"),
@@ -84,6 +87,7 @@ RANKS: tuple[ranks.Datagram, ...] = (
     ranks.Peek(),
     ranks.Stop(),
     ranks.Unlease(1, 1 << 30),
+    ranks.Got(9, 7, bytes(range(32))),
     ranks.Welcome(protocol=PROTOCOL, who=WHO, pid=42, arena=["/dev/shm/frogzmq/arena.0"], ephemeral=True),
     ranks.Joined(handle=9),
     ranks.Leased(1, 0, 1 << 21, 1 << 20),
@@ -93,6 +97,7 @@ RANKS: tuple[ranks.Datagram, ...] = (
     ranks.Explained(handle=9, seq=7, text="waits for rank 3 on node-b"),
     ranks.Peeked(snapshot={"peer": "0123456789abcdef", "groups": [{"seq": 7, "waits": None}], "load": 0.5}),
     ranks.Error(code="StoreFull", text="no room for 1048576 bytes", req=1),
+    ranks.Verified(9, 7),
     ranks.Note(handle=9, text="node-b is slow: 120 ms"),
     ranks.Mail(9, 7, ranks.INLINE, 3, 5, len(PAYLOAD), "float32", PAYLOAD),
     ranks.MailBytes(9, 8, 0, 3, 1, 1 << 21, 4096),
@@ -122,6 +127,8 @@ _ENCODERS: dict[type, Any] = {
     ranks.Arrived: ranks.encode_arrived,
     ranks.MailAsked: ranks.encode_mail_asked,
     ranks.MailDone: ranks.encode_mail_done,
+    ranks.Got: ranks.encode_got,
+    ranks.Verified: ranks.encode_verified,
 }
 
 

@@ -176,4 +176,6 @@ BINARIES: st.SearchStrategy[Any] = st.one_of(
     st.builds(ranks.MailRead, _u32, _number),
     st.builds(ranks.MailAsked, _u32, _number, _u16),
     st.builds(ranks.MailDone, _u32, _number, _u16),
+    st.builds(ranks.Got, _u32, _seq, st.binary(min_size=32, max_size=32)),
+    st.builds(ranks.Verified, _u32, _seq),
 )

@@ -148,6 +148,11 @@ def longest(cls: type[messages.Control]) -> messages.Control:
         "numbers": [u63] * limits.MAIL_ITEMS,
         "chunks": [u32] * limits.WANT_ITEMS,
         "mail": [(rank, u63)] * limits.MEMBERS,
+        "given": [(rank, DIGEST)] * limits.RECEIPT_ROWS,
+        "odd": [(rank, DIGEST)] * limits.RECEIPT_ROWS,
+        "op": DIGEST,
+        "held": DIGEST,
+        "result": DIGEST,
     }
     return cls(**{field: values[field] for field in cls.model_fields})
 
