@@ -224,3 +224,15 @@ def test_an_unknown_variable_is_warned_about_once() -> None:
     with pytest.warns(UserWarning, match="FROGZMQ_ORDERS .*FROGZMQ_ORDER"):
         config.warn_unknown_variables(env)
     config.warn_unknown_variables(env)  # a second warning would be an error here
+
+
+@pytest.mark.parametrize("name", ["receipts", "verify"])
+def test_receipts_are_off_unless_asked_for(name: str) -> None:
+    from frogzmq.config import group_options
+
+    variable = f"FROGZMQ_{name.upper()}"
+    assert not group_options({}).witness
+    assert getattr(group_options({variable: "1"}), name)
+    assert not getattr(group_options({variable: "1"}, **{name: False}), name)
+    with pytest.raises(ConfigError, match=variable):
+        group_options({variable: "maybe"})

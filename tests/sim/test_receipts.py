@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from frogzmq.content.ledger import Difference, first_difference
 from frogzmq.descriptor import Descriptor
-from frogzmq.errors import IntegrityError, RankLost
+from frogzmq.errors import IntegrityError, Mismatch, RankLost
 from frogzmq.proto.receipts import KEPT
 from frogzmq.proto.report import receipts_of
 from frogzmq.sim.cluster import Cluster
 from frogzmq.sim.network import LinkModel
 from frogzmq.types import Mode, OpKind, Order, ReduceOp
+from frogzmq.wire.messages import GroupOptions
 
 KINDS = [kind for kind in OpKind if kind != OpKind.BARRIER]
 ROOTED = (OpKind.BROADCAST, OpKind.REDUCE, OpKind.GATHER, OpKind.SCATTER)
@@ -226,3 +227,9 @@ def test_without_receipts_nothing_is_hashed_that_stays_on_the_machine(
     run(cluster, make(OpKind.ALL_REDUCE, 10), 2)
     assert not cluster.errors
     assert cluster.peers["A"].core.groups[cluster.gid].ledger is None
+
+
+def test_machines_must_agree_on_receipts() -> None:
+    cluster = Cluster([1, 1])
+    cluster.join(options={1: GroupOptions(verify=True)})
+    assert all(isinstance(cluster.errors[rank], Mismatch) for rank in (0, 1))
