@@ -1,7 +1,8 @@
 """How a group fails: ranks that disagree, ranks and machines that are gone.
 
 Every op from the first that cannot complete on fails, on every machine and with the same words; ops before
-it complete.
+it complete. A rank that only gives (a broadcast's source) may have been told that it is done by then: its
+call is over, so it hears of it at its next one, and the error names the op.
 """
 
 from __future__ import annotations

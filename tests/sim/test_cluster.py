@@ -176,6 +176,25 @@ def test_a_silent_machine_is_given_up_and_a_stalled_one_is_not() -> None:
     assert all(isinstance(error, RankLost) for error in cluster.errors.values())
 
 
+@pytest.mark.parametrize("hosts", [[2], [1, 1], [1, 1, 1]])
+def test_a_source_that_was_told_that_it_is_done_hears_of_a_mismatch(hosts: list[int]) -> None:
+    """It handed over what it owed, so its call is over; that the others called something else comes after."""
+    cluster = Cluster(hosts)
+    cluster.join()
+    cast = Descriptor(OpKind.BROADCAST, ReduceOp.NONE, "float32", (10,), 0)
+    cluster.post(0, cast, bytes(40))
+    cluster.world.advance(0.5)
+    assert cluster.results[0] == {1: None}
+    for rank in range(1, cluster.size):
+        cluster.post(rank, sums(10), bytes(40))
+    cluster.world.run(lambda: len(cluster.errors) == cluster.size, 5.0)  # no further call is needed
+    for error in cluster.errors.values():
+        assert isinstance(error, Mismatch)
+        assert "op 1 of group" in str(error)
+        assert "broadcast" in str(error)
+        assert "all_reduce" in str(error)
+
+
 def test_options_that_differ_fail_the_join_on_all_ranks() -> None:
     cluster = Cluster([1, 1])
     cluster.join(options={1: GroupOptions(mode=Mode.SHARD)})
