@@ -7,12 +7,12 @@ back as digests: equal digests, equal bits.
 from __future__ import annotations
 
 import functools
-import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from blake3 import blake3
 
 from frogzmq.descriptor import Descriptor
 from frogzmq.dtypes import DTYPES
@@ -67,8 +67,18 @@ def all_calls(count: int, size: int) -> list[Call]:
     return calls
 
 
+@functools.lru_cache(maxsize=6)
 def values(dtype: str, count: int, rank: int, seed: int) -> np.ndarray:
-    """The bytes that ``rank`` gives: all integers, and floats of every size with the special ones."""
+    """The bytes that ``rank`` gives: all integers, and floats of every size with the special ones.
+
+    Read-only. The last few are kept, because the calls of a dtype follow one another.
+    """
+    made = _values(dtype, count, rank, seed)
+    made.flags.writeable = False
+    return made
+
+
+def _values(dtype: str, count: int, rank: int, seed: int) -> np.ndarray:
     row = DTYPES[dtype]
     rng = np.random.default_rng([seed, rank, count])
     if row.kind == "bool":
@@ -91,7 +101,7 @@ def values(dtype: str, count: int, rank: int, seed: int) -> np.ndarray:
 
 def digest(data: Any) -> str:
     """Stands for the bits."""
-    return hashlib.blake2b(memoryview(data), digest_size=12).hexdigest()
+    return blake3(memoryview(data)).hexdigest(12)
 
 
 # --------------------------------------------------------------------------- in a rank

@@ -175,12 +175,12 @@ def nearest_quarter(values: np.ndarray, name: str) -> np.ndarray:
     finite = [code for code in range(128) if math.isfinite(known[code])]
     # What would come next if the format went on: half way to it, and beyond, is too large.
     after = 2 * known[finite[-1]] - known[finite[-2]]
-    exact = np.minimum(np.abs(values.astype(np.float64)), after)
-    codes, best = np.zeros(values.size, np.uint8), exact.copy()
-    for code in [*finite[1:], finite[-1] + 1]:
-        away = np.abs(exact - (after if code > finite[-1] else known[code]))
-        nearer = (away < best) | ((away == best) & (code % 2 == 0))
-        codes[nearer], best = code, np.where(nearer, away, best)
+    steps = np.array([known[code] for code in finite] + [after])
+    halfway = (steps[1:] + steps[:-1]) / 2
+    exact = np.abs(values.astype(np.float64))
+    # How many half-way points lie below, and how many not above: they differ where it stands on one.
+    below, upto = np.searchsorted(halfway, exact, "left"), np.searchsorted(halfway, exact, "right")
+    codes = np.where(below % 2 == 0, below, upto).astype(np.uint8)
     nan = 0x80 if name.endswith("uz") else 0x7F
     too_large = {"float8_e5m2": 0x7C, "float8_e4m3fn": 0x7E}.get(name, nan)
     codes[codes > finite[-1]] = too_large
