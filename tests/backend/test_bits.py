@@ -155,10 +155,8 @@ def test_c079_twenty_runs_with_long_delays(pool: Pool, dtype: str, size: int) ->
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
 def test_every_placement_in_every_cell(pool: Pool, size: int, order: str) -> None:
     for index, placement in enumerate(placements(size)):
-        for count in SMALL:
-            check(
-                pool, placement, all_calls(count, size), order=order, seed=index, delays=DELAYS_S[index % 3 :]
-            )
+        small = [spec for count in SMALL for spec in all_calls(count, size)]
+        check(pool, placement, small, order=order, seed=index, delays=DELAYS_S[index % 3 :])
         check(pool, placement, all_calls(100_003, size)[index % 5 :: 5], order=order, seed=index, depth=4)
 
 
