@@ -6,6 +6,7 @@ itself (entry point) at the end of ``import torch``.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,7 @@ __all__ = [
     "compare_fingerprints",
     "compare_receipts",
     "fingerprint",
+    "install",
     "receipts",
     "register",
 ]
@@ -70,6 +72,23 @@ def register() -> None:
     register_with_torch()
 
 
+def install(*, as_gloo: bool | None = None) -> None:
+    """Register the backend, and let it stand behind the name "gloo" in this process (or no longer).
+
+    ``as_gloo``: True, False, or None for what FROGZMQ_AS_GLOO says (1: yes; unset: leave it as it is). All
+    ranks of a job must agree on it. Imports torch.
+    """
+    register()
+    if as_gloo is None:
+        from frogzmq.config import as_gloo_from_environment
+
+        as_gloo = as_gloo_from_environment()
+    if as_gloo is not None:
+        from frogzmq.backend.standin import stand_in, step_aside
+
+        (stand_in if as_gloo else step_aside)()
+
+
 def _register_backend() -> None:
     """Entry point ``torch.distributed.backends``."""
     register()
@@ -77,8 +96,15 @@ def _register_backend() -> None:
 
 def _autoload() -> None:
     """Run at the end of ``import torch``; an exception here would make that import fail, so none leaves."""
+    # `config` would load pydantic, which makes `import torch` longer than anybody would bear.
+    environ = os.environ  # noqa: TID251
+    if environ.get("FROGZMQ_AUTOLOAD") == "0":
+        return
     try:
-        register()
+        if environ.get("FROGZMQ_AS_GLOO"):
+            install()
+        else:
+            register()
     except Exception:
         return
 

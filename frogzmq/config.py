@@ -33,6 +33,8 @@ VARIABLES: dict[str, str] = {
     "FROGZMQ_RECEIPTS": "1: keep a receipt of every operation",
     "FROGZMQ_VERIFY": "1: compare the receipts of every operation before its ranks go on",
     "FROGZMQ_RUNTIME_DIR": "folder of the peer's socket and state; two folders make two machines",
+    "FROGZMQ_AUTOLOAD": "0: `import torch` does not load frogzmq; a script must import it",
+    "FROGZMQ_AS_GLOO": "1: stand behind the name gloo, for scripts that have it hard-wired",
     "FROGZMQ_CONFIG": "TOML file with the peer's settings",
     "FROGZMQ_LOG_LEVEL": "what the peer writes to stderr: debug, info, warning or error",
 }
@@ -124,6 +126,12 @@ class PeerConfig(BaseModel):
 def environment(env: Mapping[str, str] | None = None) -> Mapping[str, str]:
     """``env``, or this process's environment."""
     return os.environ if env is None else env
+
+
+def as_gloo_from_environment(env: Mapping[str, str] | None = None) -> bool | None:
+    """What FROGZMQ_AS_GLOO asks for; None where it is not set."""
+    env = environment(env)
+    return _switch("as_gloo", None, env) if env.get("FROGZMQ_AS_GLOO") else None
 
 
 def load_config(path: Path | None = None, env: Mapping[str, str] | None = None) -> PeerConfig:

@@ -12,6 +12,7 @@ from frogzmq.backend.errors import surface
 from frogzmq.backend.process_group import FrogProcessGroup
 from frogzmq.backend.register import NAME
 from frogzmq.backend.rendezvous import meet
+from frogzmq.backend.standin import standing_in
 from frogzmq.backend.work import completer
 from frogzmq.client import Client
 from frogzmq.client.options import options_from
@@ -93,7 +94,8 @@ def _refuse_mixed() -> None:
     devices = getattr(config, "device_backend_map", None)
     if not isinstance(devices, dict):
         return
-    others = {device: other for device, other in devices.items() if other != NAME}
+    ours = (NAME, "gloo") if standing_in() else (NAME,)
+    others = {device: other for device, other in devices.items() if other not in ours}
     if others:
         listed = ",".join(f"{device}:{backend}" for device, backend in devices.items())
         raise ConfigError(

@@ -32,6 +32,8 @@ class FrogProcessGroup(PointToPoint, Gathering, Scattering, _Base):  # type: ign
     supports_splitting = False
     supports_coalescing = False
     supports_time_estimate = False
+    options: Any = None
+    """Where torch leaves notes on a group that it takes for one of Gloo's."""
 
     def __init__(self, group: GroupHandle, store: Store, name: str, release: Callable[[], None]) -> None:
         _Base.__init__(self, group.rank, group.size)
