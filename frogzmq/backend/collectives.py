@@ -20,7 +20,6 @@ from torch._C._distributed_c10d import (
 )
 from torch.autograd.profiler import record_function
 
-from frogzmq.backend import standin
 from frogzmq.backend.errors import BadTensor, FrogError, UnsupportedError, UnsupportedType, surface
 from frogzmq.backend.joint import JointWork
 from frogzmq.backend.premul import premultiplied
@@ -64,7 +63,7 @@ def _collective(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
             try:
                 if not _profiler_enabled():
                     return function(*args, **kwargs)
-                with record_function(f"{standin.name()}:{name}"):
+                with record_function(f"frogzmq:{name}"):
                     return function(*args, **kwargs)
             except PlainError as error:
                 if isinstance(error, FrogError):

@@ -28,9 +28,7 @@ def monitored_barrier(
     ``GroupBroken`` on rank 0 names those that did not come in time (``wait_all_ranks``: all of them, else the
     first); elsewhere it points to rank 0.
     """
-    seconds = group.timeout_s if timeout is None else timeout.total_seconds()
-    if seconds <= 0:
-        seconds = group.timeout_s
+    seconds = group.timeout_s if timeout is None else max(0.0, timeout.total_seconds())
     tag = BARRIER_TAGS + (number & COUNTED)
     if group.rank == 0:
         _collect(group, tag, seconds, wait_all_ranks)
@@ -42,6 +40,8 @@ def _collect(group: GroupHandle, tag: int, seconds: float, wait_all_ranks: bool)
     until = time.monotonic() + seconds
     letters = {r: group.mail.receive(r, tag, "uint8", [], seconds) for r in range(1, group.size)}
     missing: list[int] = []
+    if seconds <= 0:
+        raise GroupBroken("[Rank 0]: Rank 0 timed out in monitoredBarrier after 0 ms.")
     for rank, letter in letters.items():
         try:
             letter.wait(max(0.001, until - time.monotonic()))

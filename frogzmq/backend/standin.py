@@ -54,11 +54,6 @@ def standing_in() -> bool:
     return bool(_kept)
 
 
-def name() -> str:
-    """What profiles call us: whoever asked for Gloo looks for its name there."""
-    return "gloo" if _kept else "frogzmq"
-
-
 def _create(options: Any, pg_options: object) -> Any:
     from frogzmq.backend.create import create_group
 

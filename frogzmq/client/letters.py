@@ -81,7 +81,7 @@ class Letter:
         missing = f"; {explanation}" if explanation else ""
         group = self.box.group
         return DeadlineExceeded(
-            f"Timed out after {waited_s:g} s (timeout) waiting for {self.describe()} of group "
+            f"Timed out after {waited_s:g} s: timeout while waiting for {self.describe()} of group "
             f"{group.name!r} on rank {group.rank}{missing}"
         )
 

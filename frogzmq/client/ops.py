@@ -138,6 +138,6 @@ class Op:
         """Build the error of a wait that ran out."""
         missing = f"; {explanation}" if explanation else ""
         return DeadlineExceeded(
-            f"Timed out after {waited_s:g} s (timeout) waiting for {self.describe()} "
+            f"Timed out after {waited_s:g} s: timeout while waiting for {self.describe()} "
             f"on rank {self.group.rank}{missing}"
         )

@@ -176,7 +176,7 @@ def test_handles(tmp_path: Path, machines: Machines) -> None:
 
 def test_late_rank_is_named_and_the_next_group_works(tmp_path: Path, machines: Machines) -> None:
     first, second = run_ranks(tmp_path, late_rank, 2, machines(1))
-    assert first[0].startswith("DeadlineExceeded Timed out after 0.05 s (timeout) waiting for op")
+    assert first[0].startswith("DeadlineExceeded Timed out after 0.05 s: timeout while waiting for op")
     assert "rank 1" in first[0], first[0]
     assert "Timed out after 1.5 s" in first[1]
     assert first[2].startswith("DeadlineExceeded Timed out after 1.5 s")

@@ -66,7 +66,9 @@ class Suite:
             for rank in range(self.ranks):
                 command = [*argv, str(rank), os.fspath(self.folder), "frogzmq" if self.ours else ""]
                 self.processes.append(
-                    subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=env)
+                    subprocess.Popen(
+                        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=env
+                    )
                 )
         self._buffers = [b""] * self.ranks
         answers = self._answers(START_S)
