@@ -41,7 +41,15 @@ def _create(options: Any, pg_options: object) -> FrogProcessGroup:
     shared = _acquire()
     try:
         who = _facing_master(shared.client.welcome.who)
-        met = meet(options.store, name, options.group_rank, options.group_size, who, timeout_s)
+        met = meet(
+            options.store,
+            name,
+            options.group_rank,
+            options.group_size,
+            who,
+            timeout_s,
+            options.global_ranks_in_group or (),
+        )
         job = environment().get("TORCHELASTIC_RUN_ID", "")
         handle = shared.client.join(
             JoinGroup(

@@ -13,7 +13,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -53,20 +53,32 @@ def process_token() -> str:
     return _token[0]
 
 
-def meet(store: Store, name: str, rank: int, size: int, who: Identity, timeout_s: float) -> Meeting:
+def meet(
+    store: Store,
+    name: str,
+    rank: int,
+    size: int,
+    who: Identity,
+    timeout_s: float,
+    ranks: Sequence[int] = (),
+) -> Meeting:
     """Publish this rank and wait for all others.
+
+    ``ranks``: the group's members as the whole job numbers them. torch counts names per process, so groups of
+    other members may bear the same name where not every rank makes every group.
 
     ``DuplicateIdentity`` where another process has claimed ``rank`` (within 5 s, naming it);
     ``DeadlineExceeded`` after ``timeout_s``, naming who is missing.
     """
     deadline = time.monotonic() + timeout_s
     member = Member(rank=rank, pid=os.getpid(), host=socket.gethostname()[:256], who=who)
-    generation = _claim(store, name, rank)
+    scoped = Scoped(store, ranks)
+    generation = _claim(scoped, name, rank)
     record = {"member": member.model_dump(mode="json"), "token": process_token()}
     if rank == 0:
         record["session"] = secrets.token_hex(16)
-    store.set(_key(rank, generation), json.dumps(record))
-    records = _collect(store, name, {r: _key(r, generation) for r in range(size)}, deadline, timeout_s)
+    scoped.set(_key(rank, generation), json.dumps(record))
+    records = _collect(scoped, name, {r: _key(r, generation) for r in range(size)}, deadline, timeout_s)
     try:
         members = [Member.model_validate_json(json.dumps(records[r]["member"])) for r in range(size)]
         session = str(records[0]["session"])
@@ -77,11 +89,42 @@ def meet(store: Store, name: str, rank: int, size: int, who: Identity, timeout_s
     return Meeting(hasher.digest(16).hex(), members)
 
 
+class Scoped:
+    """The keys of one set of members in a store."""
+
+    def __init__(self, store: Store, ranks: Sequence[int]) -> None:
+        self._store = store
+        self._prefix = f"of {','.join(map(str, ranks))}/" if ranks else ""
+        if len(self._prefix) > 64:
+            self._prefix = f"of {blake3(self._prefix.encode()).hexdigest(16)}/"
+
+    def set(self, key: str, value: str) -> None:
+        """As the store's."""
+        self._store.set(self._prefix + key, value)
+
+    def get(self, key: str) -> bytes:
+        """As the store's."""
+        value: bytes = self._store.get(self._prefix + key)
+        return value
+
+    def add(self, key: str, amount: int) -> int:
+        """As the store's."""
+        return int(self._store.add(self._prefix + key, amount))
+
+    def wait(self, keys: Sequence[str], timeout: timedelta) -> None:
+        """As the store's."""
+        self._store.wait([self._prefix + key for key in keys], timeout)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """As the store's."""
+        return bool(self._store.check([self._prefix + key for key in keys]))
+
+
 def _key(rank: int, generation: int) -> str:
     return f"rank/{rank}/{generation}"
 
 
-def _claim(store: Store, name: str, rank: int) -> int:
+def _claim(store: Scoped, name: str, rank: int) -> int:
     """Take ``rank``; return 1, or more where this same process had it in an earlier group of that name."""
     claim = f"claim/{rank}"
     generation = int(store.add(claim, 1))
@@ -120,7 +163,7 @@ def _taken(name: str, rank: int, first: dict[str, object]) -> str:
 
 
 def _collect(
-    store: Store, name: str, keys: dict[int, str], deadline: float, timeout_s: float
+    store: Scoped, name: str, keys: dict[int, str], deadline: float, timeout_s: float
 ) -> dict[int, dict[str, object]]:
     """Read every rank's record, reporting who is missing while some are."""
     records: dict[int, dict[str, object]] = {}
@@ -148,7 +191,7 @@ def _collect(
     return records
 
 
-def _wait(store: Store, keys: list[str], seconds: float) -> bool:
+def _wait(store: Scoped, keys: list[str], seconds: float) -> bool:
     """Wait for all ``keys``; False when time runs out."""
     try:
         store.wait(keys, timedelta(seconds=seconds))
