@@ -30,7 +30,7 @@ def test_public_names_are_pinned() -> None:
         "Client", "ConfigError", "DeadlineExceeded", "DuplicateIdentity", "FrogError", "GroupBroken",
         "IntegrityError", "Mismatch", "Options", "PeerUnreachable", "RankLost", "StoreFull",
         "VersionMismatch", "WireError", "__version__", "compare_fingerprints", "compare_receipts",
-        "fingerprint", "receipts", "register",
+        "fingerprint", "install", "receipts", "register",
     ]  # fmt: skip
     assert all(getattr(frogzmq, name) is not None for name in frogzmq.__all__)
 

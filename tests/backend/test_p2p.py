@@ -280,7 +280,10 @@ def late(rank: int, size: int) -> list[str]:
 @pairs
 def test_a_receive_that_runs_out_of_time_says_what_it_waited_for(pool: Pool, placement: list[int]) -> None:
     (first, second, third), _ = pool.run(late, placement, timeout_s=2.0)
-    assert "DeadlineExceeded: Timed out after 0.3 s: timeout while waiting for recv of 4 bytes of float32" in first
+    assert (
+        "DeadlineExceeded: Timed out after 0.3 s: timeout while waiting for recv of 4 bytes of float32"
+        in first
+    )
     assert "with tag 5 from rank 1 (process" in first
     assert second == "done", "a shorter wait leaves the receive going on"
     assert "waiting for recv of 4 bytes of float32 with tag 6 from rank 1 (process" in third
