@@ -29,7 +29,7 @@ from frogzmq.wire.messages import GroupOptions
 
 VARIABLES: dict[str, str] = {
     "FROGZMQ_MODE": "who folds: auto, shard or faithful",
-    "FROGZMQ_ORDER": "the order in which contributions are folded: machine or rank",
+    "FROGZMQ_ORDER": "the order in which contributions are folded: machine, rank or gloo",
     "FROGZMQ_RECEIPTS": "1: keep a receipt of every operation",
     "FROGZMQ_VERIFY": "1: compare the receipts of every operation before its ranks go on",
     "FROGZMQ_RUNTIME_DIR": "folder of the peer's socket and state; two folders make two machines",
@@ -166,9 +166,6 @@ def group_options(
     env = environment(env)
     chosen_mode = _setting("mode", mode, env, Mode, Mode.AUTO)
     chosen_order = _setting("order", order, env, Order, Order.MACHINE)
-    if chosen_order == Order.GLOO:
-        where = "order" if order is not None else "FROGZMQ_ORDER"
-        raise ConfigError(f"{where}: 'gloo' arrives in a later release; use machine or rank")
     return GroupOptions(
         mode=Mode(chosen_mode),
         order=Order(chosen_order),

@@ -131,8 +131,6 @@ def test_an_empty_variable_is_as_good_as_none() -> None:
         ({}, "fast", None, "^mode: 'fast'"),
         ({}, None, "ring", "^order: 'ring'"),
         ({}, None, "", "^order: ''"),
-        ({}, None, "gloo", "^order: 'gloo' arrives in a later release; use machine or rank"),
-        ({"FROGZMQ_ORDER": "gloo"}, None, None, "^FROGZMQ_ORDER: 'gloo' arrives in a later release"),
     ],
 )
 def test_wrong_options_name_where_they_came_from(env, mode, order, text: str) -> None:

@@ -84,8 +84,9 @@ class Scattering(Collectives):
         reduce = _reduce_of(opts, what)
         checked = self._describe(OpKind.REDUCE_SCATTER, reduce, output)
         counts = [tensor.numel() for tensor in given]
-        splits = tuple(counts) if len(set(counts)) > 1 else ()
-        descriptor = Descriptor(checked.kind, checked.reduce, checked.dtype, (sum(counts),), splits=splits)
+        # Always with splits: a list of tensors is folded one by one, which order ``gloo`` shows in the bits.
+        shape, splits = (sum(counts),), tuple(counts)
+        descriptor = Descriptor(checked.kind, checked.reduce, checked.dtype, shape, splits=splits)
         if reduce == ReduceOp.PREMUL_SUM:
             given = [premultiplied(tensor, opts, what) for tensor in given]
         return self._deal(descriptor, what, _joined(given), output, _timeout_of(opts, timeout))

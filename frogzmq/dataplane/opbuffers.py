@@ -22,6 +22,7 @@ import numpy.typing as npt
 from frogzmq.content.chunks import digest_chunk
 from frogzmq.dtypes import dtype_of
 from frogzmq.errors import WireError
+from frogzmq.fold.gloo import fold_ring
 from frogzmq.fold.kernels import fold_into
 from frogzmq.plan.plan import FOLDING, Plan
 from frogzmq.types import Digest, Mode, OpKind, ReduceOp, Role
@@ -155,7 +156,7 @@ class OpBuffers:
             reduce = plan.descriptor.reduce
             divide_by = plan.size if reduce == ReduceOp.AVG else 0
             inputs = [self._source(part, span) for part, span in plan.sources(piece)]
-            fold_into(out, inputs, self.dtype, reduce, divide_by)
+            (fold_ring if plan.turns else fold_into)(out, inputs, self.dtype, reduce, divide_by)
         elif not self.aliased and stop > start:
             part, span = plan.sources(piece)[0]
             np.copyto(out, self._source(part, span))

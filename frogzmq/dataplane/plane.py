@@ -18,6 +18,7 @@ from frogzmq.content.manifest import tensor_root
 from frogzmq.dataplane.opbuffers import EMPTY, Buffer, Bytes, OpBuffers, as_bytes
 from frogzmq.dtypes import dtype_of
 from frogzmq.errors import StoreFull, WireError
+from frogzmq.fold.gloo import fold_ring
 from frogzmq.fold.kernels import fold_into
 from frogzmq.plan.plan import JOINED, Plan
 from frogzmq.store.arena import Arena
@@ -193,7 +194,10 @@ class DataPlane:
         out = np.empty(plan.result_nbytes(0), np.uint8)
         divide_by = plan.size if descriptor.reduce == ReduceOp.AVG else 0
         given = [inputs[rank] for rank in ranks]
-        fold_into(out, given, dtype_of(descriptor.dtype), descriptor.reduce, divide_by)
+        if plan.turns:
+            _fold_pieces(plan, out, given, divide_by)
+        else:
+            fold_into(out, given, dtype_of(descriptor.dtype), descriptor.reduce, divide_by)
         whole = out.tobytes()
         if plan.layout is None:
             return [whole] * len(ranks)
@@ -324,3 +328,14 @@ class DataPlane:
         self._early_bytes -= op.early_bytes
         self._early_chunks -= count
         op.early_bytes = 0
+
+
+def _fold_pieces(plan: Plan, out: Bytes, given: list[Bytes], divide_by: int) -> None:
+    """An op of one machine in an order that differs from piece to piece; ``given`` by part."""
+    descriptor = plan.descriptor
+    for piece in range(plan.pieces):
+        start, stop = plan.bounds(piece)
+        sources = plan.sources(piece)
+        span = plan.spans[sources[0][1]]
+        inputs = [given[part][span.start : span.stop] for part, _ in sources]
+        fold_ring(out[start:stop], inputs, dtype_of(descriptor.dtype), descriptor.reduce, divide_by)

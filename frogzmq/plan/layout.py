@@ -10,7 +10,9 @@ tells that machine that the part's ranks have called the same op.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 
 from frogzmq.descriptor import Descriptor
 from frogzmq.plan.plan import JOINED, Host, Interval, Layout, Part, Piece, Span, Spans
@@ -58,9 +60,16 @@ def gathered(
 
 # ----------------------------------------------------------------------- dealt
 def dealt(
-    descriptor: Descriptor, hosts: Sequence[Host], parts: Sequence[Part], step: int
+    descriptor: Descriptor,
+    hosts: Sequence[Host],
+    parts: Sequence[Part],
+    step: int,
+    borders: Sequence[int] = (),
 ) -> tuple[tuple[Spans, ...], Layout]:
-    """Cuts and layout of an op that gives every rank something of its own."""
+    """Cuts and layout of an op that gives every rank something of its own.
+
+    ``borders``: offsets, ascending, that no span may cross besides those of the blocks.
+    """
     host_of = {rank: index for index, host in enumerate(hosts) for rank in host.ranks}
     world = len(host_of)
     joined = descriptor.kind in JOINED
@@ -70,7 +79,7 @@ def dealt(
     """Of each part, for each reading rank: its spans."""
     for part in given:
         blocks = descriptor.blocks(part.ranks[0], world)
-        readers = _cut_blocks(blocks, hosts, host_of, step)
+        readers = _cut_blocks(blocks, hosts, host_of, step, borders)
         by_reader.append(readers)
         cuts.append(tuple(span for spans in readers for span in spans))
     # The root's machine hands out its own ranks' slices from where the root wrote them: see ``dataplane``.
@@ -98,7 +107,11 @@ def dealt(
 
 
 def _cut_blocks(
-    blocks: Sequence[int], hosts: Sequence[Host], host_of: dict[int, int], step: int
+    blocks: Sequence[int],
+    hosts: Sequence[Host],
+    host_of: dict[int, int],
+    step: int,
+    borders: Sequence[int],
 ) -> list[list[Span]]:
     """Spans of each block of a part; block r goes to rank r."""
     nothing = {host.ranks[0] for host in hosts if not any(blocks[rank] for rank in host.ranks)}
@@ -107,7 +120,9 @@ def _cut_blocks(
     offset = 0
     for rank, nbytes in enumerate(blocks):
         before, owner = len(spans), host_of[rank]
-        cut_run(spans, offset, offset + nbytes, owner, step)
+        inside = borders[bisect_right(borders, offset) : bisect_left(borders, offset + nbytes)]
+        for start, stop in pairwise((offset, *inside, offset + nbytes)):
+            cut_run(spans, start, stop, owner, step)
         if rank in nothing:
             spans.append(Span(len(spans), offset, offset, owner))
         readers.append(spans[before:])

@@ -109,6 +109,8 @@ class Plan:
     """Each part's spans."""
     layout: Layout | None = None
     """None: the result has the shape and the spans of a contribution, the same for everyone."""
+    turns: tuple[int, ...] = ()
+    """Order ``gloo``: the ring's chunk that each span is in, which says who comes first (``plan.gloo``)."""
 
     @cached_property
     def size(self) -> int:
@@ -186,6 +188,9 @@ class Plan:
             if row.part >= 0:
                 return [(row.part, row.span)]
             span = row.span
+        if self.turns:
+            first, world = self.turns[span] - 1, len(self.parts)
+            return [((first - step) % world, span) for step in range(world)]
         return [(part.index, span) for part in self.parts]
 
     def needs(self, host: int) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from frogzmq.descriptor import Descriptor
 from frogzmq.errors import Mismatch
+from frogzmq.plan.gloo import cut_rings, rings, turns
 from frogzmq.plan.layout import DEALT, GATHERED, cut_run, dealt, gathered
 from frogzmq.plan.plan import JOINED, Host, Part, Plan, Span, Spans
 from frogzmq.types import Mode, OpKind, Order
@@ -98,11 +99,18 @@ def make_plan(
     largest = max(descriptor.gives(part.ranks[0], len(ranks)) for part in parts)
     if largest >= LARGE_CHUNKS * chunk_bytes:
         chunk_bytes = min(2 * chunk_bytes, limits.CHUNK_BYTES)
+    step = aligned(chunk_bytes)
+    runs = rings(descriptor, len(ranks)) if order == Order.GLOO else ()
     if descriptor.kind in (*GATHERED, *DEALT):
-        lay_out = gathered if descriptor.kind in GATHERED else dealt
-        cuts, layout = lay_out(descriptor, hosts, parts, aligned(chunk_bytes))
-        return Plan(descriptor, hosts, mode, order, parts, cuts, layout)
+        if descriptor.kind in GATHERED:
+            cuts, layout = gathered(descriptor, hosts, parts, step)
+        else:
+            cuts, layout = dealt(descriptor, hosts, parts, step, [run.start for run in runs])
+        return Plan(descriptor, hosts, mode, order, parts, cuts, layout, turns(cuts[0], runs) if runs else ())
     owners, weights = _owners(descriptor, hosts, mode, parts, shares)
+    if runs:
+        spans = cut_rings(runs, descriptor.nbytes, owners, weights, step)
+        return Plan(descriptor, hosts, mode, order, parts, (spans,) * len(parts), None, turns(spans, runs))
     spans = cut(descriptor.nbytes, owners, weights, chunk_bytes)
     return Plan(descriptor, hosts, mode, order, parts, (spans,) * len(parts))
 
