@@ -7,6 +7,8 @@ import torch
 import torch.distributed as dist
 from support.pool import Pool
 
+from frogzmq.backend.tensors import as_bytes
+
 pytestmark = pytest.mark.torch
 R = dist.ReduceOp
 PLACEMENTS = [[0, 0, 0], [0, 1, 0], [0, 1, 2]]
@@ -377,3 +379,12 @@ def test_each_rank_multiplies_by_its_own_factor(pool: Pool, placement: list[int]
 
 def test_what_is_not_dense_bytes_is_refused_by_name(pool: Pool) -> None:
     pool.run(refusals, [0, 1, 0])
+
+
+def test_lending_memory_leaves_a_storage_resizable():
+    tensor = torch.arange(4.0)
+    view = as_bytes(tensor)
+    assert view.tobytes() == torch.arange(4.0).numpy().tobytes()
+    view[:4] = 255
+    assert torch.isnan(tensor[0])
+    tensor.untyped_storage().resize_(0)  # FSDP frees its parameters so
