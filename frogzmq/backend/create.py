@@ -23,21 +23,25 @@ from frogzmq.wire.messages import Identity, JoinGroup
 _lock = threading.Lock()
 
 
-def create_group(options: Any, pg_options: object) -> FrogProcessGroup:
-    """Build the group for torch's ``_DistributedBackendOptions``; raises errors of the torch surface."""
+def create_group(options: Any, pg_options: object, asked_as: str = NAME) -> FrogProcessGroup:
+    """Build the group for torch's ``_DistributedBackendOptions``; raises errors of the torch surface.
+
+    ``asked_as``: the name that it stands behind; peek and errors show it with the group's name.
+    """
     try:
-        return _create(options, pg_options)
+        return _create(options, pg_options, asked_as)
     except FrogError as error:
         raise surface(error) from None
 
 
-def _create(options: Any, pg_options: object) -> FrogProcessGroup:
+def _create(options: Any, pg_options: object, asked_as: str) -> FrogProcessGroup:
     _refuse_mixed()
     warn_unknown_variables()
     settings = options_from(pg_options).resolve()
     timeout_s = options.timeout.total_seconds()
     deadline = time.monotonic() + timeout_s
     name = options.group_id or "default"
+    shown = name if asked_as == NAME else f"{name} as {asked_as}"
     shared = _acquire()
     try:
         who = _facing_master(shared.client.welcome.who)
@@ -55,7 +59,7 @@ def _create(options: Any, pg_options: object) -> FrogProcessGroup:
             JoinGroup(
                 gid=met.gid,
                 job=job[:256],
-                name=name[:256],
+                name=shown[:256],
                 rank=options.group_rank,
                 size=options.group_size,
                 timeout_s=max(1.0, deadline - time.monotonic()),
@@ -90,15 +94,17 @@ def _facing_master(who: Identity) -> Identity:
     return who.model_copy(update={"endpoints": endpoints, "pub_endpoints": pub_endpoints})
 
 
-def _refuse_mixed() -> None:
-    """Refuse ``cpu:frogzmq,cuda:nccl``: torch would drop the other entry without a word.
-
-    The device map is not handed to creators, so it is read from the frame that called ours.
-    """
+def seen_by_torch(name: str) -> Any:
+    """A variable of the torch function that makes the group, which torch does not hand to creators."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_name != "_new_process_group_helper":
         frame = frame.f_back
-    config = frame.f_locals.get("backend_config") if frame is not None else None
+    return frame.f_locals.get(name) if frame is not None else None
+
+
+def _refuse_mixed() -> None:
+    """Refuse ``cpu:frogzmq,cuda:nccl``: torch would drop the other entry without a word."""
+    config = seen_by_torch("backend_config")
     devices = getattr(config, "device_backend_map", None)
     if not isinstance(devices, dict):
         return

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.distributed import distributed_c10d as c10d
 
+GLOO = "gloo"
 _kept: dict[str, Any] = {}
 """What was replaced, while something is."""
 
@@ -58,7 +59,7 @@ def _create(options: Any, pg_options: object) -> Any:
     from frogzmq.backend.create import create_group
 
     # torch hands Gloo's own options object or None; ours come from the environment then.
-    group = create_group(options, None)
+    group = create_group(options, None, GLOO)
     group.options = SimpleNamespace(global_ranks_in_group=options.global_ranks_in_group)
     return group
 
@@ -78,13 +79,16 @@ class _Meta(type):
         timeout: timedelta = c10d.default_pg_timeout,
         **_: object,
     ) -> Any:
+        from frogzmq.backend.create import seen_by_torch
+
         options = SimpleNamespace(
             store=store,
             group_rank=rank,
             group_size=size,
             timeout=timeout,
             group_id=_name_of(store),
-            global_ranks_in_group=[],
+            # Groups of other members may bear the same name, so they matter.
+            global_ranks_in_group=list(seen_by_torch("global_ranks_in_group") or ()),
         )
         return _create(options, None)
 

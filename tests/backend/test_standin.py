@@ -29,6 +29,8 @@ def behind_gloo(rank: int, size: int) -> tuple[str, str, float]:
     assert isinstance(ours, FrogProcessGroup)
     assert isinstance(again, FrogProcessGroup)
     assert not isinstance(theirs, FrogProcessGroup)
+    shown = [row["name"] for row in ours._group.client.peek()["groups"]]
+    assert sum(name.endswith(" as gloo") for name in shown) == 2, shown
     tensor = torch.ones(3)
     for group in (ours, again, theirs):  # what exists goes on
         dist.all_reduce(tensor, group=group)
@@ -60,6 +62,26 @@ def own_groups_only(rank: int, size: int) -> float:
     dist.all_reduce(tensor, group=group)
     dist.all_reduce(tensor, group=local)
     return float(tensor)
+
+
+def singles(rank: int, size: int) -> float:
+    """Groups of one rank, made behind "gloo" by the members of each pair only: all bear the same names."""
+    import frogzmq
+
+    frogzmq.install(as_gloo=True)
+    try:
+        pair, _ = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]], backend="gloo")
+        alone, _ = dist.new_subgroups(1, group=pair, backend="gloo")
+    finally:
+        frogzmq.install(as_gloo=False)
+    tensor = torch.tensor([1.0 + rank])
+    for group in (alone, pair):
+        dist.all_reduce(tensor, group=group)
+    return float(tensor)
+
+
+def test_groups_of_one_that_bear_one_name_do_not_cross(pool: Pool):
+    assert pool.run(singles, [0, 1, 0, 0]) == [4.0, 6.0, 4.0, 6.0]
 
 
 def test_pairs_made_by_their_members_only_do_not_cross(pool: Pool):
