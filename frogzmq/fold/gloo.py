@@ -2,6 +2,9 @@
 
 A step takes the local value first and the received one second. ``std::min`` and ``std::max`` keep their first
 argument unless the second wins a comparison, so a NaN that is local stays, and one that was received goes.
+
+Which of two NaNs numpy's additions hand on depends on where an element lies, so that two machines that fold
+the same bytes could differ. Where a fold yields NaN it is done again in steps that hand on the local one.
 """
 
 from __future__ import annotations
@@ -44,6 +47,18 @@ def _pick(reduce: ReduceOp, local: Array, received: Array) -> Array:
     return picked
 
 
+def _step(combine: np.ufunc, local: Array, acc: Array) -> None:
+    """One step into ``acc``; of two NaNs the local one is handed on, quiet, wherever the element lies."""
+    both = None
+    if has_nan(acc) and has_nan(local):
+        both = np.isnan(local) & np.isnan(acc)
+    combine(local, acc, out=acc)
+    if both is not None:
+        unsigned = np.dtype(f"u{acc.itemsize}")
+        quiet = unsigned.type(1 << (np.finfo(acc.dtype).nmant - 1))
+        acc.view(unsigned)[both] = local.view(unsigned)[both] | quiet
+
+
 def _fold_floats(
     out: Bytes, inputs: Sequence[Bytes], kind: np.dtype[Any], reduce: ReduceOp, divide_by: int
 ) -> None:
@@ -59,6 +74,10 @@ def _fold_floats(
                 acc = np.where(_pick(reduce, local, acc), acc, local)
             else:
                 combine(local, acc, out=acc)
+        if reduce not in _COMPARED and has_nan(acc):
+            acc = xs[0][block].copy()
+            for x in xs[1:]:
+                _step(combine, x[block], acc)
         if divide_by:
             np.divide(acc, acc.dtype.type(divide_by), out=acc)
         target[block] = acc
@@ -82,7 +101,7 @@ def _fold_halves(out: Bytes, inputs: Sequence[Bytes], name: str, reduce: ReduceO
                 continue
             widen(acc, left, scratch)
             widen(local, right, scratch)
-            combine(right, left, out=left)
+            _step(combine, right, left)
             _round(left, acc, name, narrow, scratch)
         if divide_by:
             widen(acc, left, scratch)
