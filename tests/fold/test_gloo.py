@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frogzmq.dtypes import dtype_of
@@ -48,6 +48,7 @@ def columns(draw):
 
 @pytest.mark.parametrize("op", [SUM, PRODUCT, MIN, MAX], ids=lambda op: op.name)
 @pytest.mark.parametrize("name", NUMPY)
+@settings(max_examples=25, deadline=None)
 @given(columns())
 def test_as_the_ring_does(name: str, op: ReduceOp, values) -> None:
     with np.errstate(all="ignore"):
@@ -65,6 +66,7 @@ def test_as_the_ring_does(name: str, op: ReduceOp, values) -> None:
 
 
 @pytest.mark.parametrize("op", [SUM, PRODUCT, MIN, MAX], ids=lambda op: op.name)
+@settings(max_examples=25, deadline=None)
 @given(columns())
 def test_bfloat16_is_rounded_after_every_step(op: ReduceOp, values) -> None:
     with np.errstate(all="ignore"):
