@@ -21,6 +21,7 @@ from blake3 import blake3
 from torch._C._distributed_c10d import Store
 from torch.distributed import DistStoreError
 
+from frogzmq.backend.asks import Asks
 from frogzmq.errors import DeadlineExceeded, DuplicateIdentity, WireError
 from frogzmq.wire.messages import Identity, Member
 
@@ -68,7 +69,8 @@ def meet(
     other members may bear the same name where not every rank makes every group.
 
     ``DuplicateIdentity`` where another process has claimed ``rank`` (within 5 s, naming it);
-    ``DeadlineExceeded`` after ``timeout_s``, naming who is missing.
+    ``DeadlineExceeded`` after ``timeout_s``, naming who is missing; ``Mismatch`` where ranks wait for each
+    other in different groups (within 20 s).
     """
     deadline = time.monotonic() + timeout_s
     member = Member(rank=rank, pid=os.getpid(), host=socket.gethostname()[:256], who=who)
@@ -78,7 +80,9 @@ def meet(
     if rank == 0:
         record["session"] = secrets.token_hex(16)
     scoped.set(_key(rank, generation), json.dumps(record))
-    records = _collect(scoped, name, {r: _key(r, generation) for r in range(size)}, deadline, timeout_s)
+    with Asks(store, name, ranks, rank, process_token()) as asks:
+        keys = {r: _key(r, generation) for r in range(size)}
+        records = _collect(scoped, name, keys, deadline, timeout_s, asks)
     try:
         members = [Member.model_validate_json(json.dumps(records[r]["member"])) for r in range(size)]
         session = str(records[0]["session"])
@@ -163,7 +167,7 @@ def _taken(name: str, rank: int, first: dict[str, object]) -> str:
 
 
 def _collect(
-    store: Scoped, name: str, keys: dict[int, str], deadline: float, timeout_s: float
+    store: Scoped, name: str, keys: dict[int, str], deadline: float, timeout_s: float, asks: Asks
 ) -> dict[int, dict[str, object]]:
     """Read every rank's record, reporting who is missing while some are."""
     records: dict[int, dict[str, object]] = {}
@@ -175,7 +179,7 @@ def _collect(
             raise DeadlineExceeded(
                 f"group {name!r} of {len(keys)} ranks was not complete after {timeout_s:g} s (timeout): "
                 f"missing {_ranks(missing)}; each must call init_process_group (or new_group) with this "
-                "store, and reach it"
+                f"store, and reach it{asks.others(missing)}"
             )
         here = list(missing)
         if not _wait(store, list(missing.values()), max(0.05, min(LOOK_S, left))):
@@ -188,6 +192,7 @@ def _collect(
                 "group %r: waiting for %s (%d of %d are here)",
                 name, _ranks(missing), len(records), len(keys),
             )  # fmt: skip
+            asks.look(missing)
     return records
 
 

@@ -124,3 +124,18 @@ frogzmq._autoload()
 print("fine")
 """
     assert run_python(code) == "fine\n"
+
+
+def test_torch_finds_the_backend_by_itself_at_little_cost() -> None:
+    """The entry point of ``torch.backends``, and its two switches; what it adds to ``import torch``."""
+    torch_off = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    code = "import torch; print('frogzmq' in torch.distributed.Backend.backend_list)"
+    for switches, want in ({}, "True"), ({"FROGZMQ_AUTOLOAD": "0"}, "False"), (torch_off, "False"):
+        done = subprocess.run(
+            [sys.executable, "-X", "importtime", "-c", code],
+            capture_output=True, text=True, check=True, env={**os.environ, **switches},
+        )  # fmt: skip
+        assert done.stdout.strip() == want, switches
+        lines = [line.split("|") for line in done.stderr.splitlines() if "| " in line]
+        own = [int(own.split(":")[-1]) for own, _, name in lines if name.strip().startswith("frogzmq")]
+        assert sum(own) < 10_000  # microseconds; 2,000 were seen
