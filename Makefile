@@ -23,6 +23,7 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	@$(BIN)/frogzmq bench $(ARGS)
+	$(if $(ARGS),,@$(BIN)/frogzmq bench --collectives)
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -12,8 +12,11 @@ from typing import Any
 
 from frogzmq.bench import probes
 from frogzmq.bench.launch import Ranks, python
-from frogzmq.bench.measure import Block, Figures, Sample, join_ranks, peak_memory, summarise
-from frogzmq.bench.spec import MARK, Layout, Spec, labels_of
+from frogzmq.bench.measure import Block, Figures, Sample, join_ranks, peak_memory, select, summarise
+from frogzmq.bench.spec import MARK, Layout, Spec, labels_of, tensor_bytes
+
+Progress = Callable[[str, int, float, int], None]
+"""Called with the collective, the size, the share of its time that has passed, and the turns taken."""
 
 SAMPLE_S = 0.05
 """Between two looks at memory."""
@@ -24,8 +27,8 @@ class Outcome:
     """What one layout gave."""
 
     layout: Layout
-    cells: dict[int, list[Figures]] = field(default_factory=dict)
-    """Size in bytes -> figures of every contender, in the order given."""
+    cells: dict[tuple[str, int], list[Figures]] = field(default_factory=dict)
+    """Collective and size in bytes -> figures of every contender, in the order given."""
     blocks: list[Block] = field(default_factory=list)
     peer_idle_bytes: int = 0
     """Private memory of a peer before any tensor, the largest of the peers."""
@@ -34,7 +37,7 @@ class Outcome:
 class Collector:
     """Takes the ranks' lines (from threads) and samples memory (from the waiting thread)."""
 
-    def __init__(self, layout: Layout, on_progress: Callable[[int, float, int], None] | None = None) -> None:
+    def __init__(self, layout: Layout, on_progress: Progress | None = None) -> None:
         self.layout = layout
         self.rows: dict[int, list[dict[str, Any]]] = defaultdict(list)
         self.ready: dict[int, dict[str, Any]] = {}
@@ -58,7 +61,7 @@ class Collector:
             elif kind == "ready":
                 self.ready[rank] = told
         if kind == "progress" and self._on_progress is not None:
-            self._on_progress(told["nbytes"], told["share"], told["turns"])
+            self._on_progress(told["collective"], told["nbytes"], told["share"], told["turns"])
 
     def sample(self) -> None:
         """Look at the memory of all processes; the first look after all are ready is the base."""
@@ -85,7 +88,7 @@ def run_layout(
     layout: Layout,
     spec: Spec,
     deadline_s: float,
-    on_progress: Callable[[int, float, int], None] | None = None,
+    on_progress: Progress | None = None,
 ) -> Outcome:
     """Measure one layout. ``RankFailed`` where a rank fails or the deadline passes; leaves nothing behind."""
     collector = Collector(layout, on_progress)
@@ -95,17 +98,23 @@ def run_layout(
     outcome = Outcome(layout, blocks=collector.blocks())
     if collector.base is not None and collector.base.peers:
         outcome.peer_idle_bytes = collector.base.peers // layout.peers
-    for nbytes in spec.sizes:
-        outcome.cells[nbytes] = [
-            _figures(label, nbytes, outcome.blocks, collector.samples, layout, name == "frogzmq")
+    for cell in spec.cells():
+        outcome.cells[cell] = [
+            _figures(label, cell, outcome.blocks, collector.samples, layout, name == "frogzmq")
             for label, name in zip(labels_of(spec.backends), spec.backends, strict=True)
         ]
     return outcome
 
 
 def _figures(
-    label: str, nbytes: int, blocks: list[Block], samples: list[Sample], layout: Layout, own_peers: bool
+    label: str,
+    cell: tuple[str, int],
+    blocks: list[Block],
+    samples: list[Sample],
+    layout: Layout,
+    own_peers: bool,
 ) -> Figures:
-    mine = [block for block in blocks if block.label == label and block.nbytes == nbytes]
-    tensors = 2 * nbytes * layout.ranks  # the tensor, and the one it is compared with
-    return summarise(label, nbytes, mine, peak_memory(mine, samples, tensors, own_peers))
+    collective, nbytes = cell
+    mine = select(blocks, label, collective, nbytes)
+    memory = peak_memory(mine, samples, tensor_bytes(collective, nbytes, layout.ranks), own_peers)
+    return summarise(label, nbytes, mine, memory, collective)

@@ -15,7 +15,7 @@ from rich.status import Status
 
 from frogzmq.bench import report
 from frogzmq.bench.collect import Outcome, run_layout
-from frogzmq.bench.spec import SIZES, Layout, Spec, format_size, parse_size
+from frogzmq.bench.spec import COLLECTIVES, COLLECTIVES_SIZE, SIZES, Layout, Spec, format_size, parse_size
 from frogzmq.errors import FrogError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -33,10 +33,11 @@ def _numbers(text: str, option: str) -> list[int]:
         ) from None
 
 
-def make_spec(sizes: str, seconds: float, backends: str) -> Spec:
+def make_spec(sizes: str, seconds: float, backends: str, collectives: bool = False) -> Spec:
     """Read the options that all layouts share; ``typer.BadParameter`` says which one is wrong and why."""
+    usual = (COLLECTIVES_SIZE,) if collectives else SIZES
     try:
-        wanted = tuple(parse_size(item) for item in sizes.split(",")) if sizes else SIZES
+        wanted = tuple(parse_size(item) for item in sizes.split(",")) if sizes else usual
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--sizes") from None
     names = tuple(name.strip() for name in backends.split(","))
@@ -46,7 +47,8 @@ def make_spec(sizes: str, seconds: float, backends: str) -> Spec:
         )
     if not 0 < seconds <= 3600:
         raise typer.BadParameter(f"{seconds}: must be above 0 and at most 3600", param_hint="--seconds")
-    return Spec(0, 0, names, wanted, seconds, block_s=min(0.4, seconds / 8))
+    which = COLLECTIVES if collectives else ("all_reduce",)
+    return Spec(0, 0, names, wanted, seconds, block_s=min(0.4, seconds / 8), collectives=which)
 
 
 def make_layouts(ranks: str, peers: str) -> list[Layout]:
@@ -63,19 +65,44 @@ def make_layouts(ranks: str, peers: str) -> list[Layout]:
     return layouts
 
 
+def check_parts(spec: Spec, layouts: list[Layout]) -> None:
+    """Where ranks give or get parts, a size must divide into them; ``typer.BadParameter`` if not."""
+    if spec.collectives == ("all_reduce",):
+        return
+    for nbytes in spec.sizes:
+        for layout in layouts:
+            if nbytes % (4 * layout.ranks):
+                raise typer.BadParameter(
+                    f"{nbytes} bytes of float32 cannot be dealt out evenly to {layout.ranks} ranks: "
+                    f"with --collectives write a multiple of {4 * layout.ranks}",
+                    param_hint="--sizes",
+                )
+
+
 @app.command()
 def bench(
-    sizes: Annotated[str, typer.Option(help="Tensor sizes, as 4,4k,256k,4M,64M (the default).")] = "",
-    ranks: Annotated[str, typer.Option(help="Numbers of ranks.")] = "2,4",
-    peers: Annotated[str, typer.Option(help="Numbers of peers, each standing for a machine.")] = "1,2",
+    sizes: Annotated[str, typer.Option(help="Tensor sizes; 4,4k,256k,4M,64M unless given.")] = "",
+    ranks: Annotated[str, typer.Option(help="Numbers of ranks; 2,4 unless given.")] = "",
+    peers: Annotated[
+        str, typer.Option(help="Numbers of peers, each standing for a machine; 1,2 unless given.")
+    ] = "",
+    collectives: Annotated[
+        bool,
+        typer.Option(
+            "--collectives",
+            help="all_reduce, broadcast, reduce, all_gather, gather, scatter, reduce_scatter and "
+            "all_to_all side by side; 64M, 4 ranks, 1 peer unless given.",
+        ),
+    ] = False,
     seconds: Annotated[float, typer.Option(help="Time per size and layout, all backends together.")] = 8.0,
     quick: Annotated[bool, typer.Option("--quick", help="One second per size, for a first look.")] = False,
     backends: Annotated[str, typer.Option(help="Who takes turns; ratios are to the first.")] = "gloo,frogzmq",
     json_file: Annotated[Path | None, typer.Option("--json", help="Write every figure to this file.")] = None,
 ) -> None:
-    """Measure all_reduce of frogzmq and Gloo, alternating in one run on this machine."""
-    spec = make_spec(sizes, 1.0 if quick else seconds, backends)
-    layouts = make_layouts(ranks, peers)
+    """Measure all_reduce (or all collectives) of frogzmq and Gloo, alternating in one run on this machine."""
+    spec = make_spec(sizes, 1.0 if quick else seconds, backends, collectives)
+    layouts = make_layouts(ranks or ("4" if collectives else "2,4"), peers or ("1" if collectives else "1,2"))
+    check_parts(spec, layouts)
     for number in (signal.SIGINT, signal.SIGTERM):  # also where the caller started us with SIGINT ignored
         signal.signal(number, signal.default_int_handler)
     console = Console()
@@ -104,8 +131,8 @@ def _micro(quick: bool) -> dict[str, float]:
 
 def _run_all(console: Console, spec: Spec, layouts: list[Layout]) -> list[Outcome]:
     outcomes: list[Outcome] = []
-    # Besides its turns every size has warm-up, checks and set-up of the tensors.
-    deadline = _STARTING_S + len(spec.sizes) * (2 * spec.seconds + 30)
+    # Besides its turns every cell has warm-up, checks and set-up of the tensors.
+    deadline = _STARTING_S + len(spec.cells()) * (2 * spec.seconds + 30)
     with console.status("") as status:
         for number, layout in enumerate(layouts, 1):
             title = f"layout {number}/{len(layouts)}, {layout.describe()}"
@@ -116,17 +143,17 @@ def _run_all(console: Console, spec: Spec, layouts: list[Layout]) -> list[Outcom
 
 
 class _teller:
-    """Shows how far a layout is: a live line in a terminal, a line per size elsewhere."""
+    """Shows how far a layout is: a live line in a terminal, a line per cell elsewhere."""
 
     def __init__(self, console: Console, status: Status, title: str) -> None:
         self.console, self.status, self.title = console, status, title
-        self.said = 0
+        self.said = ("", 0)
 
-    def __call__(self, nbytes: int, share: float, turns: int) -> None:
-        text = f"{self.title}: {format_size(nbytes)} {share:.0%}, {turns} turns each"
+    def __call__(self, collective: str, nbytes: int, share: float, turns: int) -> None:
+        text = f"{self.title}: {collective} of {format_size(nbytes)} {share:.0%}, {turns} turns each"
         self.status.update(text)
-        if not self.console.is_terminal and share >= 1 and nbytes != self.said:
-            self.said = nbytes
+        if not self.console.is_terminal and share >= 1 and (collective, nbytes) != self.said:
+            self.said = (collective, nbytes)
             self.console.print(text)
 
 

@@ -1,8 +1,8 @@
 """How samples become figures. No I/O.
 
-A *cell* is one layout (ranks, peers) at one size. In a cell the backends take turns in *blocks* of
-iterations, so that drift of a shared machine hits all of them alike. One iteration's time is that of the
-slowest rank; a cell's figure is the median over all iterations of all blocks.
+A *cell* is one collective in one layout (ranks, peers) at one size. In a cell the backends take turns in
+*blocks* of iterations, so that drift of a shared machine hits all of them alike. One iteration's time is
+that of the slowest rank; a cell's figure is the median over all iterations of all blocks.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class Block:
     """CPU seconds of all ranks, and of the peers where the backend has some."""
     sent: list[int]
     """Bytes that each machine sent to others."""
+    collective: str = "all_reduce"
 
     @property
     def ops(self) -> int:
@@ -52,6 +53,7 @@ class Figures:
     """Bytes that each machine sends to others for one op."""
     memory_bytes: int | None
     """Peak beyond the ranks' tensors: private memory of ranks and peers, and the arena; None: not sampled."""
+    collective: str = "all_reduce"
 
 
 @dataclass(frozen=True)
@@ -84,13 +86,13 @@ def slowest(per_rank: Sequence[Sequence[float]]) -> list[float]:
 
 def join_ranks(rows: Sequence[dict[str, Any]], hosts: int) -> Block:
     """One block out of what every rank said about it."""
-    same = {(row["label"], row["nbytes"]) for row in rows}
+    same = {(row["label"], row["collective"], row["nbytes"]) for row in rows}
     if len(same) != 1:
         raise ValueError(f"ranks measured different things in one block: {sorted(same)}")
     sent = [0] * hosts
     for row in rows:
         sent[row["host"]] += row["sent"]
-    label, nbytes = same.pop()
+    label, collective, nbytes = same.pop()
     return Block(
         label=label,
         nbytes=nbytes,
@@ -99,6 +101,7 @@ def join_ranks(rows: Sequence[dict[str, Any]], hosts: int) -> Block:
         iterations=slowest([row["iterations"] for row in rows]),
         cpu_s=sum(row["cpu_s"] for row in rows),
         sent=sent,
+        collective=collective,
     )
 
 
@@ -119,12 +122,24 @@ def peak_memory(
     return max(0, *sizes) if sizes else None
 
 
-def summarise(label: str, nbytes: int, blocks: Sequence[Block], memory: int | None = None) -> Figures:
+def select(blocks: Iterable[Block], label: str, collective: str, nbytes: int) -> list[Block]:
+    """One backend's blocks in a cell."""
+    wanted = (label, collective, nbytes)
+    return [block for block in blocks if (block.label, block.collective, block.nbytes) == wanted]
+
+
+def summarise(
+    label: str,
+    nbytes: int,
+    blocks: Sequence[Block],
+    memory: int | None = None,
+    collective: str = "all_reduce",
+) -> Figures:
     """One backend's figures from its blocks in a cell; ``ValueError`` when there are none."""
-    mine = [block for block in blocks if block.label == label and block.nbytes == nbytes]
+    mine = select(blocks, label, collective, nbytes)
     times = [seconds for block in mine for seconds in block.iterations]
     if not times:
-        raise ValueError(f"no iterations of {label} at {nbytes} bytes")
+        raise ValueError(f"no iterations of {collective} by {label} at {nbytes} bytes")
     ops = sum(block.ops for block in mine)
     cpu = sum(block.cpu_s for block in mine) / ops
     sent = [sum(column) / ops for column in zip(*(block.sent for block in mine), strict=True)]
@@ -139,6 +154,7 @@ def summarise(label: str, nbytes: int, blocks: Sequence[Block], memory: int | No
         cpu_s_per_gb=cpu / nbytes * 1e9 if nbytes >= 64 << 10 else None,
         sent_per_op=sent,
         memory_bytes=memory,
+        collective=collective,
     )
 
 

@@ -24,22 +24,32 @@ NOTES = (
     "others: TCP sockets of the ranks (the kernel's count)",
     "CPU: seconds of all ranks, and of frogzmq's peers, per 1e9 bytes of tensor",
     "memory: peak beyond the tensors and what was there before any; for frogzmq with peers and arena. "
-    "Backends share the ranks' processes, so what one keeps there counts for the other too",
+    "Backends share the ranks' processes, so what one keeps there counts for the other too; what a peer "
+    "keeps in the arena for the next op counts in the rows below",
 )
 
 
 def layout_table(outcome: Outcome) -> Table:
-    """One layout: a row per size and backend."""
-    title = f"all_reduce, {outcome.layout.describe()}"
-    table = _table(title)
-    table.add_column("size", no_wrap=True)
+    """One layout: a row per collective, size and backend."""
+    collectives = {collective for collective, _ in outcome.cells}
+    sizes = {nbytes for _, nbytes in outcome.cells}
+    # A column where rows differ, and for sizes always where there is one collective; else in the title.
+    named, sized = len(collectives) > 1, len(collectives) == 1 or len(sizes) > 1
+    what = "collectives" if named else "".join(collectives)
+    at = "" if sized else f" of {''.join(map(format_size, sizes))}"
+    table = _table(f"{what}{at}, {outcome.layout.describe()}")
+    if named:
+        table.add_column("collective", no_wrap=True)
+    if sized:
+        table.add_column("size", no_wrap=True)
     table.add_column("backend", no_wrap=True)
     for name in ("ms", "p10-p90", "ratio", "sent/host", "CPU s/GB", "memory"):
         table.add_column(name, justify="right", no_wrap=True)
-    for nbytes, cell in outcome.cells.items():
+    for (collective, nbytes), cell in outcome.cells.items():
+        names = [collective] * named + [format_size(nbytes)] * sized
         for index, figures in enumerate(cell):
             table.add_row(
-                format_size(nbytes) if index == 0 else "",
+                *(names if index == 0 else [""] * len(names)),
                 figures.label,
                 _ms(figures.median_s),
                 f"{_ms(figures.p10_s)}-{_ms(figures.p90_s)}",
@@ -106,11 +116,12 @@ def as_json(spec: Spec, outcomes: list[Outcome], micro: dict[str, float], elapse
                 "peer_idle_bytes": outcome.peer_idle_bytes,
                 "cells": [
                     {
+                        "collective": collective,
                         "nbytes": nbytes,
                         "ratio": ratio(cell[0], cell[-1]),
                         "figures": [asdict(figures) for figures in cell],
                     }
-                    for nbytes, cell in outcome.cells.items()
+                    for (collective, nbytes), cell in outcome.cells.items()
                 ],
             }
             for outcome in outcomes

@@ -6,15 +6,41 @@ import json
 import math
 import re
 from dataclasses import asdict, dataclass
+from enum import Enum
 
 SIZES = (4, 4 << 10, 256 << 10, 4 << 20, 64 << 20)
 """Bytes of the tensor."""
+COLLECTIVES_SIZE = 64 << 20
+"""Bytes of the tensor where the collectives are measured side by side."""
 MARK = "@"
 """First character of a line that a rank prints for the command."""
 MAX_SIZE = 4 << 30
 MAX_BLOCK = 48
 """Iterations in a block at most, so that backends alternate often."""
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+class Held(Enum):
+    """How much of the whole tensor every rank holds on one side of a collective."""
+
+    WHOLE = "all of it"
+    PART = "its share"
+    ROOT = "rank 0 all of it, others nothing"
+    SAME = "the tensor that it gave"
+
+
+GIVES: dict[str, tuple[Held, Held]] = {
+    "all_reduce": (Held.WHOLE, Held.SAME),
+    "broadcast": (Held.WHOLE, Held.SAME),
+    "reduce": (Held.WHOLE, Held.SAME),
+    "all_gather": (Held.PART, Held.WHOLE),
+    "gather": (Held.PART, Held.ROOT),
+    "scatter": (Held.ROOT, Held.PART),
+    "reduce_scatter": (Held.WHOLE, Held.PART),
+    "all_to_all": (Held.WHOLE, Held.WHOLE),
+}
+"""Collective -> what ranks give and what they get."""
+COLLECTIVES = tuple(GIVES)
 
 
 @dataclass(frozen=True)
@@ -55,6 +81,11 @@ class Spec:
     """Time for one size, all backends together."""
     block_s: float
     """About how long one turn lasts."""
+    collectives: tuple[str, ...] = ("all_reduce",)
+
+    def cells(self) -> list[tuple[str, int]]:
+        """What is measured, in order: collectives with the bytes of their tensor."""
+        return [(collective, nbytes) for nbytes in self.sizes for collective in self.collectives]
 
     def to_text(self) -> str:
         """For a rank's command line."""
@@ -64,7 +95,14 @@ class Spec:
     def from_text(text: str) -> Spec:
         """Read what ``to_text`` wrote."""
         values = json.loads(text)
-        return Spec(**{**values, "backends": tuple(values["backends"]), "sizes": tuple(values["sizes"])})
+        lists = {name: tuple(values[name]) for name in ("backends", "sizes", "collectives")}
+        return Spec(**{**values, **lists})
+
+
+def tensor_bytes(collective: str, nbytes: int, ranks: int) -> int:
+    """Bytes of the benchmark's own tensors on all ranks: given, got, compared with."""
+    share = {Held.WHOLE: ranks * nbytes, Held.PART: nbytes, Held.ROOT: nbytes, Held.SAME: 0}
+    return ranks * nbytes + sum(share[held] for held in GIVES[collective])
 
 
 def labels_of(backends: tuple[str, ...]) -> list[str]:

@@ -20,13 +20,12 @@ import torch.distributed as dist
 
 import frogzmq
 from frogzmq.bench import probes
+from frogzmq.bench.collectives import Case
 from frogzmq.bench.peers import bytes_sent, find_peer
 from frogzmq.bench.spec import MARK, Layout, Spec, block_length, labels_of
 from frogzmq.config import runtime_dir
 
 TIMEOUT = timedelta(seconds=120)
-_CHECK = 1 << 18
-"""Elements that are compared at a time, so that checking needs no memory to speak of."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +41,6 @@ def say(kind: str, **values: object) -> None:
     """Tell the command."""
     sys.stdout.write(f"{MARK}{json.dumps({'kind': kind, **values})}\n")
     sys.stdout.flush()
-
-
-def pattern(numel: int) -> torch.Tensor:
-    """Whole numbers 1..7, scaled down so that they stay finite through a block."""
-    base = torch.arange(numel, dtype=torch.float32)
-    return base.remainder_(7).add_(1).mul_(2.0**-20)
 
 
 class Rank:
@@ -101,63 +94,47 @@ class Rank:
         view = find_peer(self.runtime_dir) if self.first_here else None
         return bytes_sent(view) if view else 0
 
-    def block(
-        self, contender: Contender, tensor: torch.Tensor, base: torch.Tensor, count: int
-    ) -> dict[str, Any]:
+    def block(self, contender: Contender, case: Case, count: int) -> dict[str, Any]:
         """One turn: ``count`` timed iterations back to back, after one that starts all ranks together."""
         group, clock = contender.group, time.perf_counter
-        torch.mul(base, self.rank + 1, out=tensor)
+        case.fill()
         dist.barrier()
         sent, cpu, began = self.sent(contender), self.cpu(contender), time.monotonic()
-        dist.all_reduce(tensor, group=group)
+        case.run(group)
         stamps = [clock()]
         for _ in range(count):
-            dist.all_reduce(tensor, group=group)
+            case.run(group)
             stamps.append(clock())
         ended, cpu = time.monotonic(), self.cpu(contender) - cpu
         sent = self.sent(contender) - sent
-        self.check(contender.label, tensor, base, count)
+        if case.spoils:
+            case.fill()
+            case.run(group)
+        case.check(contender.label, 1 if case.spoils else count + 1)
         return {
-            "label": contender.label, "nbytes": tensor.numel() * 4, "host": self.host, "rank": self.rank,
-            "began": began, "ended": ended, "cpu_s": cpu, "sent": sent,
+            "label": contender.label, "collective": case.collective, "nbytes": case.nbytes,
+            "host": self.host, "rank": self.rank, "began": began, "ended": ended, "cpu_s": cpu, "sent": sent,
             "iterations": [after - before for before, after in pairwise(stamps)],
         }  # fmt: skip
 
-    def check(self, label: str, tensor: torch.Tensor, base: torch.Tensor, count: int) -> None:
-        """Compare the whole tensor with what ``count + 1`` all_reduces must give; raise where it differs.
-
-        Small whole numbers times powers of the rank count: exact for 2, 4 and 8 ranks.
-        """
-        ranks = self.layout.ranks
-        factor = ranks * (ranks + 1) / 2 * float(ranks) ** count
-        tolerance = 0.0 if ranks & (ranks - 1) == 0 else 1e-6 * (count + 1)
-        for start in range(0, tensor.numel(), _CHECK):
-            got, expected = tensor[start : start + _CHECK], base[start : start + _CHECK] * factor
-            if not torch.allclose(got, expected, rtol=tolerance, atol=0.0):
-                at = int(((got - expected).abs() > tolerance * expected).nonzero()[0])
-                raise RuntimeError(
-                    f"{label}: all_reduce of {tensor.numel() * 4} bytes is wrong on rank {self.rank}: "
-                    f"element {start + at} is {got[at].item()}, expected {expected[at].item()}"
-                )
-
-    def cell(self, nbytes: int) -> None:
-        """All turns at one size: warm up, agree on the length of turns, alternate until the time is over."""
-        base = pattern(nbytes // 4)
-        tensor = torch.empty_like(base)
+    def cell(self, collective: str, nbytes: int) -> None:
+        """All turns of a cell: warm up, agree on the length of turns, alternate until the time is over."""
+        case = Case(collective, nbytes, self.rank, self.layout.ranks)
         lengths: dict[str, int] = {}
         for contender in self.contenders:
-            warm = [min(self.block(contender, tensor, base, 2)["iterations"]) for _ in range(2)]
+            warm = [min(self.block(contender, case, 2)["iterations"]) for _ in range(2)]
             length = block_length(min(warm), self.spec.block_s, self.layout.ranks)
             lengths[contender.label] = int(self.agree(length))
         began, turn, over = time.monotonic(), 0, False
         while not over:
             # Who goes first changes every round: a block inherits caches and clock from the one before it.
             for contender in self.contenders[:: 1 if turn % 2 == 0 else -1]:
-                say("block", **self.block(contender, tensor, base, lengths[contender.label]))
+                say("block", **self.block(contender, case, lengths[contender.label]))
             turn += 1
             elapsed = time.monotonic() - began
             if self.rank == 0:
-                say("progress", nbytes=nbytes, share=min(1.0, elapsed / self.spec.seconds), turns=turn)
+                share = min(1.0, elapsed / self.spec.seconds)
+                say("progress", collective=collective, nbytes=nbytes, share=share, turns=turn)
             over = bool(self.agree(float(elapsed >= self.spec.seconds and turn >= 2)))
 
 
@@ -168,8 +145,8 @@ def run(spec: Spec) -> None:
         frogzmq._register_backend()
     dist.init_process_group("gloo", timeout=TIMEOUT)
     rank = Rank(spec)
-    for nbytes in spec.sizes:
-        rank.cell(nbytes)
+    for collective, nbytes in spec.cells():
+        rank.cell(collective, nbytes)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -57,7 +57,8 @@ def test_the_slowest_rank_counts_iteration_by_iteration() -> None:
 
 def row(rank: int, host: int, **changes: Any) -> dict[str, Any]:
     base = {
-        "label": "gloo", "nbytes": 8, "rank": rank, "host": host, "began": 1.0 + rank, "ended": 5.0 + rank,
+        "label": "gloo", "collective": "reduce", "nbytes": 8, "rank": rank, "host": host,
+        "began": 1.0 + rank, "ended": 5.0 + rank,
         "cpu_s": 0.5, "sent": 100, "iterations": [1.0 + rank, 2.0 - rank],
     }  # fmt: skip
     return base | changes
@@ -65,7 +66,7 @@ def row(rank: int, host: int, **changes: Any) -> dict[str, Any]:
 
 def test_ranks_are_joined_into_one_block() -> None:
     joined = join_ranks([row(0, 0), row(1, 0), row(2, 1, iterations=[0.0, 7.0])], hosts=2)
-    assert joined == Block("gloo", 8, 1.0, 7.0, [2.0, 7.0], 1.5, [200, 100])
+    assert joined == Block("gloo", 8, 1.0, 7.0, [2.0, 7.0], 1.5, [200, 100], "reduce")
 
 
 def test_ranks_that_disagree_on_what_they_measured_are_an_error() -> None:
@@ -87,7 +88,7 @@ def test_figures_come_from_the_own_blocks_only() -> None:
     assert gloo.sent_per_op == [pytest.approx(2 * (3 << 20) / 5), 0.0]
     assert ratio(gloo, frogzmq) == pytest.approx(4.0 / 1.5)
     assert summarise("gloo", 4, blocks).cpu_s_per_gb is None
-    with pytest.raises(ValueError, match="no iterations of mpi"):
+    with pytest.raises(ValueError, match="no iterations of all_reduce by mpi"):
         summarise("mpi", 4, blocks)
 
 
