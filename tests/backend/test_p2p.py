@@ -98,7 +98,7 @@ def c_tags(rank: int, size: int) -> None:
 
 
 @places
-def test_tags_do_not_wait_for_each_other_and_any_source_names_the_sender(
+def test_c075_tags_do_not_wait_for_each_other_and_any_source_names_the_sender(
     pool: Pool, placement: list[int]
 ) -> None:
     pool.run(c_tags, placement)

@@ -84,5 +84,5 @@ def test_groups_of_one_that_bear_one_name_do_not_cross(pool: Pool):
     assert pool.run(singles, [0, 1, 0, 0]) == [4.0, 6.0, 4.0, 6.0]
 
 
-def test_pairs_made_by_their_members_only_do_not_cross(pool: Pool):
+def test_c071_pairs_made_by_their_members_only_do_not_cross(pool: Pool):
     assert pool.run(own_groups_only, [0, 1, 0, 1]) == [6.0, 6.0, 14.0, 14.0]
