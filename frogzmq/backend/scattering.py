@@ -20,7 +20,7 @@ from frogzmq.backend.errors import BadTensor
 from frogzmq.backend.joint import JointWork
 from frogzmq.backend.p2p import MailWork
 from frogzmq.backend.premul import premultiplied
-from frogzmq.backend.tensors import Bytes, dtype_name, read, write_into
+from frogzmq.backend.tensors import Bytes, dtype_name, is_plain, read, write_into
 from frogzmq.backend.work import FrogWork
 from frogzmq.descriptor import Descriptor
 from frogzmq.types import OpKind, ReduceOp
@@ -53,7 +53,7 @@ class Scattering(Collectives):
                 )
             given = list(inputs[0])
             self._check_outputs(given, output, what)
-            src = _joined(given)
+            src = _joined(given, output)
         elif inputs and (isinstance(inputs[0], torch.Tensor) or inputs[0]):
             raise BadTensor(f"{what}: requires empty input on non-root rank {self._group.rank}")
         descriptor = self._describe(OpKind.SCATTER, ReduceOp.NONE, output, root)
@@ -89,7 +89,7 @@ class Scattering(Collectives):
         descriptor = Descriptor(checked.kind, checked.reduce, checked.dtype, shape, splits=splits)
         if reduce == ReduceOp.PREMUL_SUM:
             given = [premultiplied(tensor, opts, what) for tensor in given]
-        return self._deal(descriptor, what, _joined(given), output, _timeout_of(opts, timeout))
+        return self._deal(descriptor, what, _joined(given, output), output, _timeout_of(opts, timeout))
 
     @_collective("reduce_scatter_tensor")
     def reduce_scatter_single(
@@ -210,10 +210,34 @@ class Scattering(Collectives):
         return self._tracked(JointWork(works, outputs, what))
 
 
-def _joined(tensors: Sequence[Tensor]) -> Bytes:
-    """The tensors' bytes one after the other; a copy, but where there is one tensor."""
+def _joined(tensors: Sequence[Tensor], output: Tensor) -> Bytes:
+    """The tensors' bytes one after the other: their own memory where it lies so, as views of one tensor do
+    (``chunk``, ``split``), and ``output`` is elsewhere; else a copy made now."""
+    if _adjacent(tensors) and not _touches(output, tensors):
+        return read(tensors[0].detach().as_strided((sum(tensor.numel() for tensor in tensors),), (1,)))
     pieces = [read(tensor) for tensor in tensors]
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def _adjacent(tensors: Sequence[Tensor]) -> bool:
+    """Whether plain tensors of one dtype lie end to start in one storage, in this order."""
+    first = tensors[0]
+    if not first.numel() or not all(is_plain(t) and t.dtype == first.dtype for t in tensors):
+        return False
+    storage, at = first.untyped_storage().data_ptr(), first.storage_offset()
+    for tensor in tensors:
+        if tensor.untyped_storage().data_ptr() != storage or tensor.storage_offset() != at:
+            return False
+        at += tensor.numel()
+    return True
+
+
+def _touches(output: Tensor, adjacent: Sequence[Tensor]) -> bool:
+    """Whether the output's storage reaches into the tensors' memory: the front of a result may be written
+    there before the last of them has been read."""
+    storage = output.untyped_storage()
+    start, end = adjacent[0].data_ptr(), adjacent[-1].data_ptr() + adjacent[-1].nbytes
+    return storage.data_ptr() < end and start < storage.data_ptr() + storage.nbytes()
 
 
 def _slices(tensor: Tensor, splits: Sequence[int] | None, size: int, what: str) -> list[Tensor]:
