@@ -6,8 +6,10 @@ itself (entry point) at the end of ``import torch``.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -105,8 +107,9 @@ def _autoload() -> None:
             install()
         else:
             register()
-    except Exception:
-        return
+    except Exception as error:
+        with contextlib.suppress(Exception):  # where warnings are errors
+            warnings.warn(f"frogzmq is not ready for this process: {error}", RuntimeWarning, stacklevel=2)
 
 
 def __getattr__(name: str) -> Any:

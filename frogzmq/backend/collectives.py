@@ -23,7 +23,7 @@ from torch.autograd.profiler import record_function
 from frogzmq.backend.errors import BadTensor, FrogError, UnsupportedError, UnsupportedType, surface
 from frogzmq.backend.joint import JointWork
 from frogzmq.backend.premul import premultiplied
-from frogzmq.backend.tensors import as_bytes, dtype_name, is_plain, read, write_into
+from frogzmq.backend.tensors import Bytes, as_bytes, dtype_name, is_plain, read, touches, write_into
 from frogzmq.backend.work import FrogWork
 from frogzmq.client import GroupHandle
 from frogzmq.descriptor import Descriptor
@@ -182,16 +182,7 @@ class Collectives:
     ) -> FrogWork:
         """All_gather into one contiguous tensor of ``size`` times the elements, whatever its shape."""
         what = "all_gather_into_tensor"
-        want = tensor.numel() * self._group.size
-        shapes = f"output {tuple(output.shape)}, input {tuple(tensor.shape)}, {self._group.size} ranks"
-        if output.numel() != want:
-            raise BadTensor(f"{what}: the output needs {want} elements and has {output.numel()}: {shapes}")
-        if output.dtype != tensor.dtype:
-            raise BadTensor(f"{what}: the output is {output.dtype}, the input {tensor.dtype}: {shapes}")
-        if not output.is_contiguous():
-            raise BadTensor(
-                f"{what}: the output must be contiguous, its strides are {output.stride()}: {shapes}"
-            )
+        self._check_whole(output, tensor, what)
         descriptor = self._describe(OpKind.ALL_GATHER, ReduceOp.NONE, tensor)
         return self._exchange(descriptor, what, tensor, [output], _timeout_of(opts, timeout))
 
@@ -219,8 +210,21 @@ class Collectives:
             op = self._group.post(descriptor, src, (src,), timeout_s=timeout_s)
         else:
             sinks, finish = write_into(outputs, what)
-            op = self._group.post(descriptor, read(tensor), sinks, timeout_s=timeout_s, finish=finish)
+            given = self._given(tensor, outputs)
+            op = self._group.post(descriptor, given, sinks, timeout_s=timeout_s, finish=finish)
         return self._tracked(FrogWork(op, outputs or [tensor], what, descriptor.root))
+
+    def _given(self, tensor: Tensor, outputs: Sequence[Tensor]) -> Bytes:
+        """What this rank gives: the tensor's memory, or a copy where an output lies across it.
+
+        Gathered into the place that it stands in already (FSDP does so), the same bytes are written there.
+        """
+        rank, start = self._group.rank, tensor.data_ptr()
+        if not is_plain(tensor) or not any(touches(out, start, start + tensor.nbytes) for out in outputs):
+            return read(tensor)
+        one = len(outputs) == 1
+        place = outputs[0].data_ptr() + rank * tensor.nbytes if one else outputs[rank].data_ptr()
+        return read(tensor) if place == start else read(tensor).copy()
 
     def _tracked(self, work: W) -> W:
         """Let functional collectives find the work by its tensors, where torch asks for that."""
@@ -271,6 +275,19 @@ class Collectives:
         if getattr(opts, "rootTensor", 0) != 0:
             raise BadTensor(f"{what}: invalid root tensor {opts.rootTensor}; there is one tensor a rank")
         return int(root)
+
+    def _check_whole(self, output: Tensor, tensor: Tensor, what: str) -> None:
+        """One output that holds every rank's ``tensor``."""
+        shapes = f"output {tuple(output.shape)}, input {tuple(tensor.shape)}, {self._group.size} ranks"
+        want = tensor.numel() * self._group.size
+        if output.numel() != want:
+            raise BadTensor(f"{what}: the output needs {want} elements and has {output.numel()}: {shapes}")
+        if output.dtype != tensor.dtype:
+            raise BadTensor(f"{what}: the output is {output.dtype}, the input {tensor.dtype}: {shapes}")
+        if not output.is_contiguous():
+            raise BadTensor(
+                f"{what}: the output must be contiguous, its strides are {output.stride()}: {shapes}"
+            )
 
     def _check_outputs(self, outputs: Sequence[Tensor], tensor: Tensor, what: str) -> None:
         if len(outputs) != self._group.size:

@@ -116,19 +116,6 @@ class Gathering(Collectives):
             raise BadTensor(f"{what}: requires a single-element output list containing a list with tensors")
         return list(outputs[0])
 
-    def _check_whole(self, output: Tensor, tensor: Tensor, what: str) -> None:
-        """One output that holds every rank's ``tensor``."""
-        shapes = f"output {tuple(output.shape)}, input {tuple(tensor.shape)}, {self._group.size} ranks"
-        want = tensor.numel() * self._group.size
-        if output.numel() != want:
-            raise BadTensor(f"{what}: the output needs {want} elements and has {output.numel()}: {shapes}")
-        if output.dtype != tensor.dtype:
-            raise BadTensor(f"{what}: the output is {output.dtype}, the input {tensor.dtype}: {shapes}")
-        if not output.is_contiguous():
-            raise BadTensor(
-                f"{what}: the output must be contiguous, its strides are {output.stride()}: {shapes}"
-            )
-
 
 def _shapes(tensors: Sequence[Tensor]) -> str:
     return ", ".join(f"{tensor.dtype}{list(tensor.shape)}" for tensor in tensors)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from blake3 import blake3
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import DistStoreError
 
 from frogzmq.backend.asks import Asks
@@ -74,7 +74,7 @@ def meet(
     """
     deadline = time.monotonic() + timeout_s
     member = Member(rank=rank, pid=os.getpid(), host=socket.gethostname()[:256], who=who)
-    scoped = Scoped(store, ranks)
+    scoped = _scoped(store, ranks)
     generation = _claim(scoped, name, rank)
     record = {"member": member.model_dump(mode="json"), "token": process_token()}
     if rank == 0:
@@ -93,42 +93,21 @@ def meet(
     return Meeting(hasher.digest(16).hex(), members)
 
 
-class Scoped:
-    """The keys of one set of members in a store."""
-
-    def __init__(self, store: Store, ranks: Sequence[int]) -> None:
-        self._store = store
-        self._prefix = f"of {','.join(map(str, ranks))}/" if ranks else ""
-        if len(self._prefix) > 64:
-            self._prefix = f"of {blake3(self._prefix.encode()).hexdigest(16)}/"
-
-    def set(self, key: str, value: str) -> None:
-        """As the store's."""
-        self._store.set(self._prefix + key, value)
-
-    def get(self, key: str) -> bytes:
-        """As the store's."""
-        value: bytes = self._store.get(self._prefix + key)
-        return value
-
-    def add(self, key: str, amount: int) -> int:
-        """As the store's."""
-        return int(self._store.add(self._prefix + key, amount))
-
-    def wait(self, keys: Sequence[str], timeout: timedelta) -> None:
-        """As the store's."""
-        self._store.wait([self._prefix + key for key in keys], timeout)
-
-    def check(self, keys: Sequence[str]) -> bool:
-        """As the store's."""
-        return bool(self._store.check([self._prefix + key for key in keys]))
+def _scoped(store: Store, ranks: Sequence[int]) -> Store:
+    """The part of the store that belongs to one set of members."""
+    if not ranks:
+        return store
+    members = ",".join(map(str, ranks))
+    if len(members) > 60:
+        members = blake3(members.encode()).hexdigest(16)
+    return PrefixStore(f"of {members}", store)
 
 
 def _key(rank: int, generation: int) -> str:
     return f"rank/{rank}/{generation}"
 
 
-def _claim(store: Scoped, name: str, rank: int) -> int:
+def _claim(store: Store, name: str, rank: int) -> int:
     """Take ``rank``; return 1, or more where this same process had it in an earlier group of that name."""
     claim = f"claim/{rank}"
     generation = int(store.add(claim, 1))
@@ -167,7 +146,7 @@ def _taken(name: str, rank: int, first: dict[str, object]) -> str:
 
 
 def _collect(
-    store: Scoped, name: str, keys: dict[int, str], deadline: float, timeout_s: float, asks: Asks
+    store: Store, name: str, keys: dict[int, str], deadline: float, timeout_s: float, asks: Asks
 ) -> dict[int, dict[str, object]]:
     """Read every rank's record, reporting who is missing while some are."""
     records: dict[int, dict[str, object]] = {}
@@ -196,7 +175,7 @@ def _collect(
     return records
 
 
-def _wait(store: Scoped, keys: list[str], seconds: float) -> bool:
+def _wait(store: Store, keys: list[str], seconds: float) -> bool:
     """Wait for all ``keys``; False when time runs out."""
     try:
         store.wait(keys, timedelta(seconds=seconds))

@@ -20,7 +20,7 @@ from frogzmq.backend.errors import BadTensor
 from frogzmq.backend.joint import JointWork
 from frogzmq.backend.p2p import MailWork
 from frogzmq.backend.premul import premultiplied
-from frogzmq.backend.tensors import Bytes, dtype_name, is_plain, read, write_into
+from frogzmq.backend.tensors import Bytes, apart, dtype_name, is_plain, read, touches, write_into
 from frogzmq.backend.work import FrogWork
 from frogzmq.descriptor import Descriptor
 from frogzmq.types import OpKind, ReduceOp
@@ -108,7 +108,7 @@ class Scattering(Collectives):
         checked = self._describe(OpKind.REDUCE_SCATTER, reduce, tensor)
         descriptor = checked if tensor.dim() == 1 else self._flat(checked)
         given = tensor if reduce != ReduceOp.PREMUL_SUM else premultiplied(tensor, opts, what)
-        return self._deal(descriptor, what, read(given), output, _timeout_of(opts, timeout))
+        return self._deal(descriptor, what, apart(given, output), output, _timeout_of(opts, timeout))
 
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor = reduce_scatter_single
@@ -164,7 +164,7 @@ class Scattering(Collectives):
             )
         checked = self._describe(OpKind.ALL_TO_ALL, ReduceOp.NONE, tensor)
         descriptor = checked if tensor.dim() == 1 else self._flat(checked)
-        return self._deal(descriptor, what, read(tensor), output, _timeout_of(opts, timeout))
+        return self._deal(descriptor, what, apart(tensor, output), output, _timeout_of(opts, timeout))
 
     alltoall_base = all_to_all_single
 
@@ -199,6 +199,11 @@ class Scattering(Collectives):
         works: list[MailWork] = []
         others = [r % self._group.size for r in range(rank + 1, rank + self._group.size)]
         landings = {r: write_into([outs[r]], what) for r in others}
+        written = {out.untyped_storage().data_ptr() for out in outs}
+        if any(tensor.untyped_storage().data_ptr() in written for tensor in ins):
+            ins = [
+                tensor.detach().clone() for tensor in ins
+            ]  # what arrives must not reach what has yet to go
         blocks = {r: read(ins[r]) for r in others}
         for r in others:
             sinks, finish = landings[r]
@@ -213,7 +218,9 @@ class Scattering(Collectives):
 def _joined(tensors: Sequence[Tensor], output: Tensor) -> Bytes:
     """The tensors' bytes one after the other: their own memory where it lies so, as views of one tensor do
     (``chunk``, ``split``), and ``output`` is elsewhere; else a copy made now."""
-    if _adjacent(tensors) and not _touches(output, tensors):
+    if _adjacent(tensors) and not touches(
+        output, tensors[0].data_ptr(), tensors[-1].data_ptr() + tensors[-1].nbytes
+    ):
         return read(tensors[0].detach().as_strided((sum(tensor.numel() for tensor in tensors),), (1,)))
     pieces = [read(tensor) for tensor in tensors]
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
@@ -230,14 +237,6 @@ def _adjacent(tensors: Sequence[Tensor]) -> bool:
             return False
         at += tensor.numel()
     return True
-
-
-def _touches(output: Tensor, adjacent: Sequence[Tensor]) -> bool:
-    """Whether the output's storage reaches into the tensors' memory: the front of a result may be written
-    there before the last of them has been read."""
-    storage = output.untyped_storage()
-    start, end = adjacent[0].data_ptr(), adjacent[-1].data_ptr() + adjacent[-1].nbytes
-    return storage.data_ptr() < end and start < storage.data_ptr() + storage.nbytes()
 
 
 def _slices(tensor: Tensor, splits: Sequence[int] | None, size: int, what: str) -> list[Tensor]:

@@ -7,6 +7,8 @@ follows needs its outcome, and must have its place in the order of the group's o
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import torch
 
@@ -41,19 +43,16 @@ def all_reduce(group: GroupHandle, tensor: Tensor, reduce: ReduceOp, timeout_s: 
         group, indices.t().contiguous(), "int64", counts, indices.shape[:1], timeout_s
     )
     value_bytes, got_values = _post(group, values, name, counts, shape, timeout_s)
-    work = _Summing([index_bytes, value_bytes], [tensor], "all_reduce")
-    work.take(got_indices, got_values)
-    return work
+    return _Summing([index_bytes, value_bytes], tensor, got_indices, got_values)
 
 
 class _Summing(JointWork):
     """Adds what was gathered, once, when somebody asks for it."""
 
-    _got: tuple[Tensor, Tensor] | None = None
-
-    def take(self, indices: Tensor, values: Tensor) -> None:
-        """What the works fill."""
-        self._got = (indices, values)
+    def __init__(self, works: list[FrogWork], target: Tensor, indices: Tensor, values: Tensor) -> None:
+        super().__init__(works, [target], "all_reduce")
+        self._got: tuple[Tensor, Tensor] | None = (indices, values)
+        self._adding = threading.Lock()
 
     def wait(self, timeout: object = None) -> bool:
         """Return True when the sum stands in the tensor."""
@@ -73,10 +72,12 @@ class _Summing(JointWork):
         return outputs
 
     def _sum(self) -> None:
-        got, self._got = self._got, None
-        if got is None:
-            return
-        indices, values = got
+        with self._adding:  # a second thread must not go on before the first one is done
+            if self._got is not None:
+                self._add(*self._got)
+                self._got = None
+
+    def _add(self, indices: Tensor, values: Tensor) -> None:
         target = self.outputs[0]
         with torch.no_grad():
             total = torch.sparse_coo_tensor(

@@ -92,6 +92,23 @@ def read(tensor: torch.Tensor) -> Bytes:
     return as_bytes(tensor.resolve_conj().resolve_neg().contiguous())
 
 
+def touches(output: torch.Tensor, start: int, end: int) -> bool:
+    """Whether the output may be written anywhere in the memory ``start:end``."""
+    if output.is_contiguous():
+        return output.data_ptr() < end and start < output.data_ptr() + output.nbytes
+    storage = output.untyped_storage()
+    return storage.data_ptr() < end and start < storage.data_ptr() + storage.nbytes()
+
+
+def apart(tensor: torch.Tensor, output: torch.Tensor) -> Bytes:
+    """``read``, but a copy made now where the output may be written into the tensor's own memory: the front
+    of a result may stand there before the last of the tensor has been read."""
+    data = read(tensor)
+    if is_plain(tensor) and touches(output, tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes):
+        return data.copy()
+    return data
+
+
 def _carried(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor in a dtype that torch can copy."""
     carrier = _CARRIERS.get(tensor.dtype)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
+from support.pool import Pool
 
 from frogzmq.backend.scattering import _joined
 
@@ -65,3 +67,36 @@ def test_an_output_among_the_inputs_means_a_copy() -> None:
     # The same memory under another storage.
     other = torch.from_numpy(whole.numpy()[1:])
     assert address(_joined(views, other)) != whole.data_ptr()
+
+
+def in_place(rank: int, size: int) -> None:
+    """The output is the input, or lies elsewhere in it, and a future lets another thread write it early."""
+    n = 400_000
+    whole = [torch.arange(size * n) + 10_000_000 * r for r in range(size)]
+    want = torch.cat([whole[s].chunk(size)[rank] for s in range(size)])
+    for splits in (None, [n] * size):
+        mine = whole[rank].clone()
+        work = dist.all_to_all_single(mine, mine, splits, splits, async_op=True)
+        work.get_future()
+        work.wait()
+        assert torch.equal(mine, want)
+    mine = whole[rank].clone()
+    slot = (rank + 1) % size  # not where this rank's own slice stands
+    out = mine[slot * n : (slot + 1) * n]
+    work = dist.reduce_scatter_tensor(out, mine, async_op=True)
+    work.get_future()
+    work.wait()
+    assert torch.equal(out, sum(w[rank * n : (rank + 1) * n] for w in whole))
+    for place in (rank, slot):  # where it is gathered to, and where another rank's is
+        room = torch.zeros(size * n, dtype=torch.int64)
+        part = room[place * n : (place + 1) * n]
+        part.copy_(whole[rank][:n])
+        work = dist.all_gather_into_tensor(room, part, async_op=True)
+        work.get_future()
+        work.wait()
+        assert torch.equal(room, torch.cat([w[:n] for w in whole]))
+
+
+@pytest.mark.parametrize("placement", [[0, 0, 0], [0, 1, 1]], ids=str)
+def test_an_output_within_the_input_gives_the_right_numbers(pool: Pool, placement: list[int]):
+    pool.run(in_place, placement)

@@ -86,3 +86,15 @@ def test_groups_of_one_that_bear_one_name_do_not_cross(pool: Pool):
 
 def test_c071_pairs_made_by_their_members_only_do_not_cross(pool: Pool):
     assert pool.run(own_groups_only, [0, 1, 0, 1]) == [6.0, 6.0, 14.0, 14.0]
+
+
+def test_a_wrong_word_in_the_environment_is_said_while_torch_is_loaded():
+    env = {
+        "PATH": "/usr/bin:/bin",
+        "FROGZMQ_AS_GLOO": "maybe",
+        "PYTHONPATH": ":".join(p for p in sys.path if p),
+    }
+    code = "import torch, frogzmq; print('frogzmq' in torch.distributed.Backend.backend_list)"
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"
+    assert "FROGZMQ_AS_GLOO: 'maybe' is not known; allowed: 1 or 0" in done.stderr
